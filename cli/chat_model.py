@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
+from cli import model_store
 from common.config import WorkerConfig
 from common.errors import ConfigError
 
 NONE = "none"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
 class ChatModel(NamedTuple):
-    """The chat model for the gpu_worker (`value`: a directory, a hub id, or "" for none) and for people (`shown`)."""
+    """The chat model for the gpu_worker (`value`: a path, a hub id, or "" for none) and for people (`shown`)."""
 
     value: str
     shown: str
@@ -28,7 +27,8 @@ def shipped() -> Path:
 def choose(config: WorkerConfig) -> ChatModel:
     """Return the model to serve; ConfigError if the configured one cannot be one.
 
-    SPILLWAY_CHAT_MODEL is a directory, a hub id, or `none`; without it the shipped model is served, if it is there.
+    SPILLWAY_CHAT_MODEL (`--model`) is a directory, a GGUF file, a hub id, or `none`; without it the shipped model is
+    served, if it is there.
     """
     asked = config.chat_model
     if asked == NONE:
@@ -39,8 +39,10 @@ def choose(config: WorkerConfig) -> ChatModel:
             return ChatModel(str(place), _short(place))
         return ChatModel(
             "",
-            f"none: {place} holds no weights; SPILLWAY_CHAT_MODEL names a directory or a hub id",
+            f"none: {place} holds no weights; SPILLWAY_CHAT_MODEL names a directory, a GGUF file or a hub id",
         )
+    if config.device == "sim":
+        return ChatModel(asked, asked)
     place = Path(asked).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
@@ -49,12 +51,23 @@ def choose(config: WorkerConfig) -> ChatModel:
                 " as Hugging Face has them, or a hub id"
             )
         return ChatModel(str(place.resolve()), _short(place))
-    if not _HUB_ID.match(asked):
+    if place.is_file():
+        with place.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ConfigError(
+                    f"SPILLWAY_CHAT_MODEL is {asked!r}: no GGUF file; expected a model's directory, a GGUF file, a"
+                    " hub id, or none"
+                )
+        return ChatModel(str(place.resolve()), _short(place))
+    if model_store.hub_name(asked) is None:
         raise ConfigError(
-            f"SPILLWAY_CHAT_MODEL is {asked!r}: no such directory; expected a model's directory, a hub"
-            " id like org/name, or none"
+            f"SPILLWAY_CHAT_MODEL is {asked!r}: no such directory or file; expected a model's directory, a GGUF"
+            " file, a hub id like org/name, or none"
         )
-    return ChatModel(asked, asked)
+    found = model_store.find(asked)
+    if found is None:
+        raise model_store.missing(asked)
+    return ChatModel(str(found) if found.is_file() else asked, asked)
 
 
 def _short(place: Path) -> str:

@@ -174,7 +174,7 @@ def _probe(family: int, address: tuple[Any, ...]) -> None:
 def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
     """Check everything that can be known before the start; ConfigError says what is wrong."""
     file = args.get("config") or env.get("SPILLWAY_CONFIG") or None
-    given = {name: args.get(name) for name in ("data_dir", "port", "sample")}
+    given = {name: args.get(name) for name in ("data_dir", "port", "sample", "chat_model")}
     config = load(SupervisorConfig, env, file=file, args=given)
     router = load(RouterConfig, env, file=file, args=given)
     worker = load(WorkerConfig, env, file=file, args=given)

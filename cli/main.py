@@ -26,7 +26,12 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "reembed": ("cli.reembed", "add", "run", "embed a collection again with the current encoder"),
     "shards": ("cli.shards", "add", "run", "where a collection's shards live; split and move them"),
     "sessions": ("cli.sessions", "add", "run", "the conversations an instance remembers"),
-    "models": ("cli.models", "add", "run", "list the models an instance serves"),
+    "models": (
+        "cli.models",
+        "add",
+        "run",
+        "models: served ones; pull, list, show, rm on this machine",
+    ),
     "devices": ("cli.devices", "add", "run", "show this machine's devices and the lanes they make"),
     "cost": ("cli.cost", "add", "run", "what a recorded load costs, with spill and without"),
     "plan": ("cli.plan", "add", "run", "plan a deployment from measured times"),

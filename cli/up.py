@@ -30,6 +30,12 @@ def add(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(NAME, help=HELP, description=HELP)
     parser.add_argument("--detach", action="store_true", help="return when all is ready")
     parser.add_argument("--port", help="where the router listens (default 8080; 0: a free one)")
+    parser.add_argument(
+        "--model",
+        dest="chat_model",
+        metavar="MODEL",
+        help="the chat model: a GGUF file, a directory, a hub id, or none (default: the one that ships)",
+    )
     parser.add_argument("--data-dir", help="where everything is kept (default .spillway)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with SPILLWAY_* names")
     parser.add_argument(
@@ -92,10 +98,11 @@ def _detach(args: argparse.Namespace, plan: InstancePlan) -> int:
     """Start the supervisor as a session of its own; return when it is ready, or 1 with its log's tail."""
     plan.instance.prepare()
     flags = []
-    for name in ("port", "data_dir", "config"):
+    for name in ("port", "data_dir", "config", "chat_model"):
         value = getattr(args, name)
         if value is not None:
-            flags += [f"--{name.replace('_', '-')}", str(value)]
+            flag = "model" if name == "chat_model" else name.replace("_", "-")
+            flags += [f"--{flag}", str(value)]
     if args.sample is False:
         flags.append("--no-sample")
     path = plan.instance.logs / "supervisor.log"

@@ -31,7 +31,7 @@ HELPER = re.compile(r"^(?:from|import) (tests\.[\w.]+)", re.M)
 # Rows of the benchmarks, and what the run gets besides its JSON. F6 is not among them: its tests are pieces themselves.
 BENCH = {
     "E1": ("--count", "200"),  # pairs a row, of 300: that is what fits into an hour
-    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "K1", "N2", "P1", "P2", "X2"), ()),
+    **dict.fromkeys(("L1", "L2", "L3", "L4", "L5", "L6", "K1", "N2", "P1", "P2", "X2"), ()),
     # A cell of H1 may take 20 minutes, a round of H2 30.
     **{
         row: ("--partial", str(PLACE / f"{row}.partial"), "--minutes", minutes)

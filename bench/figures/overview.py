@@ -94,6 +94,7 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("L3", "prompts: tokens/s, share of the GEMM peak", _LARGE, _BOTH, PROCESS),
         Line("L4", "paged attention: share of the memory's bandwidth", "shapes of M and L", "torch", PROCESS),
         Line("L5", "decode and prompts beside other engines", "L, M", "transformers, CTranslate2, vLLM", PROCESS),
+        Line("L6", "decode of every family: bytes of weights a second", "M", "Llama at the same sizes", PROCESS),
         Line("K1", "linear layers", "matrices of M and L", "torch, oneDNN", PROCESS),
         Line("N1", "attention on the host: requests/s", "M, pages for 4, 8, 32 sequences", "the device alone", PROCESS),
         Line("N1S", "attention on the host: throughput and latency", "8B, 7B, 70B (rooflines)", "the device alone",

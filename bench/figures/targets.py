@@ -234,6 +234,13 @@ def _simulated(found: Found) -> str:
     return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
 
 
+def _worst_family(found: Found, kind: str) -> str:
+    """Return the family whose bytes a second are the smallest part of Llama's, and the part."""
+    rows = _rows(found, f"{kind}, one stream")
+    worst = min(rows, key=lambda row: float(row["by Llama [95 %]"].split()[0]))
+    return f"{worst['by Llama [95 %]']} ({worst['family']})"
+
+
 def _host_attention() -> tuple[Figure, ...]:
     """Return the lines of N1: the best cell of few pages, its host share, and the worst of those with pages for all."""
 
@@ -627,6 +634,13 @@ FIGURES: tuple[Figure, ...] = (
         "L4", "paged attention over 2,048 tokens: share of the bandwidth, the worst of four shapes", "≥ 0.45", "≥ 0.8",
         lambda f: f"{_worst_shape(f, 'share [95 %]')}, {_worst_shape(f, 'attention GB/s')} GB/s", "",
         lambda f: f"torch, gathered: {_worst_shape(f, 'torch (gathered) GB/s')} GB/s",
+    ),
+    *(
+        Figure(
+            "L6", f"families beside Llama, {kind}: bytes of weights a second, the worst of nine", "≥ 0.8", "≥ 0.8",
+            partial(_worst_family, kind=kind), f"worst family, {kind}",
+        )
+        for kind in ("bf16", "int8", "int4")
     ),
     Figure(
         "K1", "linears: cells at least as fast as torch and oneDNN, bf16", "-", "-",

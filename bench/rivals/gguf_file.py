@@ -50,7 +50,7 @@ def tensors(directory: Path) -> Any:
 
 def write(directory: Path, target: Path, kind: str) -> None:
     """Write a GGUF with all matrices of one kind, norms in fp32."""
-    import gguf  # type: ignore[import-not-found]  # noqa: PLC0415 - in its environment only
+    import gguf  # noqa: PLC0415 - in its environment only
 
     config = json.loads((directory / "config.json").read_text())
     chosen = gguf.GGMLQuantizationType[KINDS[kind]]
@@ -82,7 +82,7 @@ def write(directory: Path, target: Path, kind: str) -> None:
             count = heads if "q_proj" in name else kv_heads
             half = values.shape[0] // count // 2
             values = values.reshape(count, 2, half, -1).swapaxes(1, 2).reshape(values.shape)
-        new = names.get_name(name, try_suffixes=(".weight",))
+        new: Any = names.get_name(name, try_suffixes=(".weight",))
         if values.ndim == 1:
             writer.add_tensor(new, np.ascontiguousarray(values))
         else:

@@ -71,6 +71,7 @@ class EmbeddingsResource:
         *,
         model: str | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
         as_: Literal["list"] = "list",
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
@@ -83,6 +84,7 @@ class EmbeddingsResource:
         *,
         model: str | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
         as_: Literal["bytes"],
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
@@ -94,12 +96,14 @@ class EmbeddingsResource:
         *,
         model: str | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
         as_: Literal["list", "bytes"] = "list",
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> Embeddings[list[float]] | Embeddings[bytes]:
         """Embed a text, texts, or token lists, in the order given.
 
+        The model's prompt of the name `prompt_name` stands before each text; without a name its default, mostly none.
         Vectors travel as base64 whatever `as_` is: "list" decodes them to floats, "bytes" leaves little-endian
         float32 (`numpy.frombuffer(v, "<f4")`).
         """
@@ -112,7 +116,13 @@ class EmbeddingsResource:
             "encoding_format": "base64",
         }
         body |= {
-            k: v for k, v in {"model": model, "dimensions": dimensions}.items() if v is not None
+            k: v
+            for k, v in {
+                "model": model,
+                "dimensions": dimensions,
+                "prompt_name": prompt_name,
+            }.items()
+            if v is not None
         }
         answer = await self._transport.call(
             "POST",

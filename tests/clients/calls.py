@@ -28,9 +28,10 @@ def answer_class() -> Any:
     """Return the pydantic model that bound answers must be of; its JSON has no greatest length to guess."""
     from typing import Literal
 
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ConfigDict
 
     class Answer(BaseModel):
+        model_config = ConfigDict(extra="forbid")  # or a small model adds properties to the end
         place: Literal["river", "dam"]
         sure: bool
 
@@ -42,7 +43,7 @@ def by_openai(url: str) -> Found:
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     chat = client.chat.completions.create(model=CHAT, messages=MESSAGES, **OPTIONS)
-    usage = {"stream_options": {"include_usage": True}}
+    usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
     stream = list(
         client.chat.completions.create(
             model=CHAT, messages=MESSAGES, stream=True, **usage, **OPTIONS

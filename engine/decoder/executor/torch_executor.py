@@ -46,7 +46,12 @@ from engine.models.decoders.cuda_graphs import GraphedDecoder, graphed
 from engine.models.decoders.files import DecoderFiles, find_decoder
 from engine.models.decoders.torch_decoder import TorchDecoder
 from engine.models.decoders.weights import HALF_NAMES, load_weights, stored_dtypes
-from engine.models.encoders.files import tokenizer_json
+from engine.models.gguf.weights import (
+    StoredTensor,
+    dequantised_weights,
+    matrix_types,
+    stored_weights,
+)
 from engine.torch_setup import set_up_torch
 
 # The type of pages and activations, by the kind of the weights.
@@ -55,9 +60,14 @@ _DTYPES: dict[WeightKind, torch.dtype] = {
     "bf16": torch.bfloat16,
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
+    "stored": torch.bfloat16,
 }
 # How weights are rounded tells what they compute: pages of another rounding are other pages.
-_ROUNDED: dict[WeightKind, str] = {"int8": "int8 by 32", "int4": "int4 by 32"}
+_ROUNDED: dict[WeightKind, str] = {
+    "int8": "int8 by 32",
+    "int4": "int4 by 32",
+    "stored": "stored, int8 by 32",
+}
 _log = log.get("engine")
 
 
@@ -142,9 +152,10 @@ class TorchExecutor:
         host_cores: Sequence[int] = (),
         host_socket: str = "",
     ) -> TorchExecutor:
-        """Load a generator by directory, `spillway-demo`, or downloaded hub id; ConfigError says what is missing.
+        """Load a generator by directory, GGUF file, `spillway-demo`, or downloaded hub id; ConfigError if it cannot be.
 
-        `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively.
+        `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively; a
+        GGUF file's weights are kept as they are stored where the compiled kernels compute.
         `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
         `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
         holds for the compiled kernels and not for torch; without `compiled` torch computes. With `host_threads` so many
@@ -158,13 +169,13 @@ class TorchExecutor:
             )
         files = find_decoder(model)
         # Read here, so that a damaged tokenizer stops the start and not the first request.
-        tokenizer_json(files.directory)
+        files.tokenizer_json()
         if device not in {"auto", "cpu", "cuda"}:
             raise ConfigError(
                 f"device {device!r}: a generator runs on cpu or cuda; expected one of them"
             )
         place, threads = set_up_torch(device, threads)
-        chosen = _dtype(files, dtype, place)
+        chosen = _dtype(files, dtype, place, compiled=compiled)
         kernels = _kernels(files, chosen, place, exact=exact, compiled=compiled)
         decoder = _decoder(files, chosen, place, kernels, threads)
         with torch.inference_mode():
@@ -331,6 +342,7 @@ class TorchExecutor:
             created_ms=created_ms,
             chat_template=files.chat_template,
             grounding_template=files.grounding_template,
+            reads=files.reads,
             bos=files.bos,
             eos=files.eos,
             stop_ids=self.stop_ids,
@@ -340,7 +352,7 @@ class TorchExecutor:
 
     def tokenizer_json(self) -> bytes:
         """Return the tokenizer, without truncation and padding."""
-        return tokenizer_json(self._files.directory)
+        return self._files.tokenizer_json()
 
     def _compute(
         self, batch: Sequence[SequenceInput], loading: border.PageLoads | None = None
@@ -420,7 +432,7 @@ def _kernels(
     """Return the compiled kernels, None if torch is to compute; ConfigError if the settings need the kernels."""
     served = compiled and place.type == "cpu" and serves(files.spec)
     kernels = load_kernels() if served else None
-    if kernels is None and (exact or dtype in {"int8", "int4"}):
+    if kernels is None and (exact or dtype in {"int8", "int4", "stored"}):
         why = "SPILLWAY_EXACT" if exact else f"chat_dtype {dtype!r}"
         raise ConfigError(
             f"{why}: needs the compiled kernels of the CPU, which are not to be had for this model on "
@@ -437,15 +449,29 @@ def _decoder(
     threads: int,
 ) -> TorchDecoder | GraphedDecoder | CompiledDecoder:
     """Load the weights into a decoder: compiled where there are kernels, else of torch."""
+    if files.gguf is not None and kernels is not None and dtype == "stored":
+        return CompiledDecoder(
+            files.spec, stored_weights(files.gguf, files.spec), kernels, kind=dtype, threads=threads
+        )
     # Weights that are packed anew are read as they are stored; fp16 is widened.
-    as_stored = kernels is not None and stored_dtypes(files.weights) <= {"BF16"}
+    as_stored = kernels is not None and _stored_types(files) <= {"BF16"}
     small = dtype in {"int8", "int4"}
     stored = torch.float32 if small and not as_stored else _DTYPES[dtype]
-    weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
+    if files.gguf is not None:
+        weights = dequantised_weights(files.gguf, files.spec, dtype=stored, device=place)
+    else:
+        weights = load_weights(files.spec, files.weights, dtype=stored, device=place)
     with torch.inference_mode():
         if kernels is None:
             return graphed(TorchDecoder(files.spec, weights))
-        return CompiledDecoder(files.spec, weights, kernels, kind=dtype, threads=threads)
+        packed: dict[str, Tensor | StoredTensor] = {**weights}
+        weights.clear()
+        return CompiledDecoder(files.spec, packed, kernels, kind=dtype, threads=threads)
+
+
+def _stored_types(files: DecoderFiles) -> set[str]:
+    """Return the types of the stored matrices, as safetensors and GGUF name them alike (F32, BF16, F16)."""
+    return stored_dtypes(files.weights) if files.gguf is None else matrix_types(files.gguf)
 
 
 def _memory(
@@ -506,11 +532,15 @@ def _not_finite(rows: Tensor) -> list[int]:
     return found
 
 
-def _dtype(files: DecoderFiles, dtype: str, place: torch.device) -> WeightKind:
+def _dtype(files: DecoderFiles, dtype: str, place: torch.device, *, compiled: bool) -> WeightKind:
     for known in _DTYPES:
-        if dtype == known:
+        if dtype == known != "stored":
             return known
     if dtype != "auto":
-        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
+        raise ConfigError(f"chat_dtype {dtype!r}: expected auto, fp32, bf16, int8, int4")
+    kept = files.gguf is not None and _stored_types(files) != {"F32"}
+    if kept and compiled and place.type == "cpu" and serves(files.spec):
+        return "stored" if load_kernels() is not None else "fp32"
     native = place.type == "cuda" or "bf16" in cpu_flags()
-    return "bf16" if native and stored_dtypes(files.weights) <= HALF_NAMES else "fp32"
+    half = (place.type == "cuda" and files.gguf is not None) or _stored_types(files) <= HALF_NAMES
+    return "bf16" if native and half else "fp32"

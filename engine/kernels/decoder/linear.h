@@ -5,8 +5,14 @@
 //   fp32 [input][64]; bf16 [pair of inputs][64][2]; bytes and nibbles in groups of 32 inputs, [scale, bf16][64] and then
 //   [4 inputs][64][4], or [8 inputs][64][4 bytes], of which the low nibbles are the first four inputs.
 // Bytes and nibbles are unsigned (128 or 8 is zero); the inputs are then rounded to signed bytes, with a scale a group.
+// Kinds of GGUF files keep what the file holds: fp16 [input][64]; Q8_0 and Q4_0 as bytes and nibbles, with scales in fp16;
+// Q4_K and Q6_K in blocks of 256 inputs, which begin with scales in fp16, [64] (Q4_K: and of minima, [64]), of 8 groups:
+//   Q4_K [scale][64], [minimum][64], [8 inputs][64][4 bytes]
+//   Q6_K [16 inputs, scale][64], [16 inputs][64][4 bytes, of four high pairs of bits], [8 inputs][64][4 bytes]
 #pragma once
+#include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #if defined(__linux__)
@@ -17,9 +23,13 @@
 
 namespace spillway {
 
-enum Kind { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, FP16 = 4 };
+enum Kind { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, FP16 = 4, Q8_0 = 5, Q4_0 = 6, Q4_K = 7, Q6_K = 8 };
+enum Form { FLOATS = 1, HALVES = 2, BYTES = 4 };  // of inputs; a set of them may be asked for
 
 constexpr int TILE = 64, GROUP = 32, VECTORS = TILE / 16;
+constexpr int BLOCK = 256;  // inputs, of Q4_K and Q6_K
+constexpr int64_t Q4_K_HEAD = TILE * 4, Q4_K_GROUP = TILE * 2 + TILE * GROUP / 2;
+constexpr int64_t Q6_K_HEAD = TILE * 2, Q6_K_GROUP = TILE * 2 + TILE * GROUP / 4 + TILE * GROUP / 2;
 #if defined(__AVX512F__)
 constexpr int WIDE = 4, ROWS = 6;  // vectors of outputs and rows whose sums stay in registers
 #else
@@ -29,75 +39,103 @@ constexpr int64_t PART_BYTES = 320 << 10;  // of a tile, what stays in the secon
 
 inline int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// Memory in huge pages where the system has them: weights are read once a step, front to back.
-inline void* reserve(size_t bytes) {
-  void* memory = std::aligned_alloc(2 << 20, up(bytes, 2 << 20));
+inline Form form_of(Kind kind) {
+  return kind == FP32 || kind == FP16 ? FLOATS : kind == BF16 ? HALVES : BYTES;
+}
+// How many inputs have a scale of their own, and the bytes of so many inputs in a tile.
+inline int64_t block_inputs(Kind kind) { return kind == Q4_K || kind == Q6_K ? BLOCK : GROUP; }
+inline int64_t block_bytes(Kind kind) {
+  switch (kind) {
+    case FP32: return TILE * GROUP * 4;
+    case BF16:
+    case FP16: return TILE * GROUP * 2;
+    case INT8:
+    case Q8_0: return TILE * 2 + TILE * GROUP;
+    case INT4:
+    case Q4_0: return TILE * 2 + TILE * GROUP / 2;
+    case Q4_K: return Q4_K_HEAD + BLOCK / GROUP * Q4_K_GROUP;
+    default: return Q6_K_HEAD + BLOCK / GROUP * Q6_K_GROUP;
+  }
+}
+
+// Memory in huge pages where the system has them, but for its end: weights are read once a step, front to back.
+inline uint8_t* reserve(size_t bytes) {
+  constexpr size_t HUGE_PAGE = 2 << 20, SMALL_PAGE = 4096;
+  auto* memory = (uint8_t*)std::aligned_alloc(HUGE_PAGE, up(bytes, SMALL_PAGE));
 #if defined(__linux__)
-  if (memory) madvise(memory, up(bytes, 2 << 20), MADV_HUGEPAGE);
+  const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
+  if (memory && whole) madvise(memory, whole, MADV_HUGEPAGE);
+  if (memory) madvise(memory + whole, up(bytes, SMALL_PAGE) - whole, MADV_NOHUGEPAGE);
 #endif
   return memory;
 }
 
-// Rows as a linear of some kind takes them.
+// Rows in the forms that a linear takes.
 struct Input {
-  Kind kind = FP32;
-  int64_t stride = 0, groups = 0;  // bytes a row; groups a row
-  std::vector<uint8_t> data;
-  std::vector<float> scales;
-  std::vector<int32_t> sums;  // of the rounded inputs of a group
+  int forms = 0;
+  int64_t stride = 0, groups = 0;  // numbers and groups a row
+  std::vector<float> floats;
+  std::vector<uint16_t> halves;
+  std::vector<int8_t> bytes;
+  std::vector<float> scales;  // of a group of bytes
+  std::vector<int32_t> sums;  // of the bytes of half a group
 
-  void shape(Kind as, int64_t rows, int64_t inputs) {
-    kind = as;
+  void shape(int as, int64_t rows, int64_t inputs) {
+    forms = as;
     groups = up(inputs, GROUP) / GROUP;
-    stride = groups * GROUP * (as == FP32 ? 4 : as == BF16 ? 2 : 1);
-    if (int64_t(data.size()) < rows * stride) data.resize(rows * stride);
-    if (as != FP32 && as != BF16 && int64_t(scales.size()) < rows * groups) {
-      scales.resize(rows * groups);
-      sums.resize(rows * groups);
-    }
+    stride = groups * GROUP;
+    if (as & FLOATS) room(floats, rows * stride);
+    if (as & HALVES) room(halves, rows * stride);
+    if (as & BYTES) room(bytes, rows * stride), room(scales, rows * groups), room(sums, rows * groups * 2);
   }
   // Round one row; `from` has room up to a multiple of GROUP, which is set to 0 here.
   void put(int64_t row, float* from, int64_t inputs) {
-    uint8_t* to = data.data() + row * stride;
-    for (int64_t i = inputs; i < groups * GROUP; ++i) from[i] = 0;
-    if (kind == FP32) {
-      std::memcpy(to, from, groups * GROUP * 4);
-    } else if (kind == BF16) {
-      for (int64_t i = 0; i < groups * GROUP; i += 16) store(to + 2 * i, narrow(load<F>(from + i)));
-    } else {
-      for (int64_t g = 0; g < groups; ++g) bytes(row, g, from + g * GROUP, (int8_t*)to + g * GROUP);
-    }
+    for (int64_t i = inputs; i < stride; ++i) from[i] = 0;
+    if (forms & FLOATS) std::memcpy(floats.data() + row * stride, from, stride * 4);
+    if (forms & HALVES)
+      for (int64_t i = 0; i < stride; i += 16) store(halves.data() + row * stride + i, narrow(load<F>(from + i)));
+    if (forms & BYTES)
+      for (int64_t g = 0; g < groups; ++g) round(row * groups + g, from + g * GROUP);
   }
 
  private:
-  void bytes(int64_t row, int64_t g, const float* from, int8_t* to) {
+  template <class T>
+  static void room(std::vector<T>& memory, int64_t size) {
+    if (int64_t(memory.size()) < size) memory.resize(size);
+  }
+  void round(int64_t group, const float* from) {
     F most = F{};
     for (int i = 0; i < GROUP; i += 16) {
       const F x = load<F>(from + i);
       most = max(most, max(x, -x));
     }
     const float scale = largest(most) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    int32_t total = 0;
-    for (int i = 0; i < GROUP; ++i) {
-      to[i] = int8_t(std::nearbyint(from[i] * inverse));
-      total += to[i];
+    int8_t* to = bytes.data() + group * GROUP;
+    for (int half = 0; half < 2; ++half) {
+      int32_t total = 0;
+      for (int i = half * 16; i < half * 16 + 16; ++i) {
+        to[i] = int8_t(std::nearbyint(from[i] * inverse));
+        total += to[i];
+      }
+      sums[group * 2 + half] = total;
     }
-    scales[row * groups + g] = scale;
-    sums[row * groups + g] = total;
+    scales[group] = scale;
   }
 };
 
 // The sums of M rows and V vectors of outputs over the inputs [from, to), added to those in `acc` (rows of TILE). In
 // fp32 every 32 inputs have a sum of their own, so that rounding does not add up along many.
 constexpr int64_t STRETCH = 32;
-template <int M, int V>
-inline void step_fp32(const float* w, const float* const* x, int64_t from, int64_t to, float* acc) {
+inline F number(const float* from) { return load<F>(from); }
+inline F number(const uint16_t* from) { return widen16(load<H>(from)); }
+template <int M, int V, class T>
+inline void step_floats(const T* w, const float* const* x, int64_t from, int64_t to, float* acc) {
   for (int64_t first = from; first < to; first += STRETCH) {
     F s[M][V] = {};
     for (int64_t k = first; k < first + STRETCH; ++k) {
       F b[V];
       for (int v = 0; v < V; ++v) {
-        b[v] = load<F>(w + k * TILE + 16 * v);
+        b[v] = number(w + k * TILE + 16 * v);
         prefetch(w + k * TILE + 16 * v + 16 * TILE);
       }
       for (int m = 0; m < M; ++m)
@@ -126,10 +164,18 @@ inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, i
     for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
+// Rounded rows: their bytes in fours, the scales of groups, the sums of half groups.
+template <int M>
+struct Rounded {
+  const int32_t* x[M];
+  const float* scale[M];
+  const int32_t* total[M];
+};
+
 // `first` is the first of the V vectors in its tile `w`; `acc` begins at it.
-template <int M, int V, bool NIBBLES>
-inline void step_bytes(const uint8_t* w, int first, const int32_t* const* x, const float* const* scale,
-                       const int32_t* const* total, int64_t from, int64_t to, float* acc) {
+template <int M, int V, Kind K>
+inline void step_bytes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+  constexpr bool NIBBLES = K == INT4 || K == Q4_0;
   constexpr int64_t BYTES = TILE * 2 + TILE * GROUP / (NIBBLES ? 2 : 1);
   constexpr int32_t ZERO = NIBBLES ? 8 : 128;
   F s[M][V];
@@ -139,7 +185,7 @@ inline void step_bytes(const uint8_t* w, int first, const int32_t* const* x, con
     const uint8_t* at = w + g * BYTES;
     I t[M][V];
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) t[m][v] = splat(-ZERO * total[m][g]);
+      for (int v = 0; v < V; ++v) t[m][v] = splat(-ZERO * (in.total[m][2 * g] + in.total[m][2 * g + 1]));
     const uint8_t* codes = at + TILE * 2 + 64 * first;
     for (int k = 0; k < GROUP / 4; k += NIBBLES ? 2 : 1) {
       for (int v = 0; v < V; ++v) {
@@ -148,77 +194,209 @@ inline void step_bytes(const uint8_t* w, int first, const int32_t* const* x, con
         if (NIBBLES) {
           const I low = c & splat(0x0f0f0f0f), high = c >> 4 & splat(0x0f0f0f0f);
           for (int m = 0; m < M; ++m) {
-            t[m][v] = dot_bytes(t[m][v], low, splat(x[m][g * GROUP / 4 + k]));
-            t[m][v] = dot_bytes(t[m][v], high, splat(x[m][g * GROUP / 4 + k + 1]));
+            t[m][v] = dot_bytes(t[m][v], low, splat(in.x[m][g * GROUP / 4 + k]));
+            t[m][v] = dot_bytes(t[m][v], high, splat(in.x[m][g * GROUP / 4 + k + 1]));
           }
         } else {
-          for (int m = 0; m < M; ++m) t[m][v] = dot_bytes(t[m][v], c, splat(x[m][g * GROUP / 4 + k]));
+          for (int m = 0; m < M; ++m) t[m][v] = dot_bytes(t[m][v], c, splat(in.x[m][g * GROUP / 4 + k]));
         }
       }
     }
     for (int v = 0; v < V; ++v) {
-      const F each = widen(load<H>(at + 32 * (first + v)));
-      for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), each * splat(scale[m][g]), s[m][v]);
+      const H kept = load<H>(at + 32 * (first + v));
+      const F each = K == INT8 || K == INT4 ? widen(kept) : widen16(kept);
+      for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), each * splat(in.scale[m][g]), s[m][v]);
     }
   }
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
+// A weight of Q4_K is scale * code - minimum, both whole numbers times what the block begins with.
+template <int M, int V>
+inline void step_q4_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+  F s[M][V];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  for (int64_t b = from; b < to; ++b) {
+    const uint8_t* block = w + b * (Q4_K_HEAD + BLOCK / GROUP * Q4_K_GROUP);
+    F scales[V], minima[V];
+    for (int v = 0; v < V; ++v) {
+      scales[v] = widen16(load<H>(block + 32 * (first + v)));
+      minima[v] = widen16(load<H>(block + TILE * 2 + 32 * (first + v)));
+    }
+    for (int64_t i = 0; i < BLOCK / GROUP; ++i) {
+      const int64_t g = b * (BLOCK / GROUP) + i;
+      const uint8_t* at = block + Q4_K_HEAD + i * Q4_K_GROUP;
+      const uint8_t* codes = at + TILE * 2 + 64 * first;
+      I t[M][V] = {};
+      for (int k = 0; k < GROUP / 8; ++k)
+        for (int v = 0; v < V; ++v) {
+          const I c = load<I>(codes + k * TILE * 4 + 64 * v);
+          prefetch(codes + k * TILE * 4 + 64 * v + 4096);
+          const I low = c & splat(0x0f0f0f0f), high = c >> 4 & splat(0x0f0f0f0f);
+          for (int m = 0; m < M; ++m) {
+            t[m][v] = dot_bytes(t[m][v], low, splat(in.x[m][g * GROUP / 4 + 2 * k]));
+            t[m][v] = dot_bytes(t[m][v], high, splat(in.x[m][g * GROUP / 4 + 2 * k + 1]));
+          }
+        }
+      for (int v = 0; v < V; ++v) {
+        const F scale = to_float(unsigned_bytes(at + 16 * (first + v))) * scales[v];
+        const F minimum = to_float(unsigned_bytes(at + TILE + 16 * (first + v))) * minima[v];
+        for (int m = 0; m < M; ++m) {
+          const float total = -in.scale[m][g] * float(in.total[m][2 * g] + in.total[m][2 * g + 1]);
+          s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
+          s[m][v] = fma(minimum, splat(total), s[m][v]);
+        }
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+}
+
+// A weight of Q6_K is scale * (code - 32), the scale of 16 inputs a whole number times what the block begins with.
+template <int M, int V>
+inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+  F s[M][V];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  const I low_bits = splat(0x0f0f0f0f), high_bits = splat(0x30303030);
+  for (int64_t b = from; b < to; ++b) {
+    const uint8_t* block = w + b * (Q6_K_HEAD + BLOCK / GROUP * Q6_K_GROUP);
+    F scales[V];
+    for (int v = 0; v < V; ++v) scales[v] = widen16(load<H>(block + 32 * (first + v)));
+    for (int64_t i = 0; i < BLOCK / GROUP * 2; ++i) {  // halves of groups
+      const int64_t g = b * (BLOCK / GROUP) + i / 2, half = i % 2;
+      const uint8_t* at = block + Q6_K_HEAD + i / 2 * Q6_K_GROUP;
+      const uint8_t* pairs = at + TILE * 2 + half * TILE * 4 + 64 * first;
+      const uint8_t* codes = at + TILE * 2 + TILE * GROUP / 4 + half * 2 * TILE * 4 + 64 * first;
+      I t[M][V];
+      for (int m = 0; m < M; ++m)
+        for (int v = 0; v < V; ++v) t[m][v] = splat(-32 * in.total[m][2 * g + half]);
+      for (int v = 0; v < V; ++v) {
+        const I h = load<I>(pairs + 64 * v), c0 = load<I>(codes + 64 * v), c1 = load<I>(codes + TILE * 4 + 64 * v);
+        prefetch(pairs + 64 * v + 4096), prefetch(codes + 64 * v + 4096), prefetch(codes + TILE * 4 + 64 * v + 4096);
+        const I four[4] = {(c0 & low_bits) | (h << 4 & high_bits), (c0 >> 4 & low_bits) | (h << 2 & high_bits),
+                           (c1 & low_bits) | (h & high_bits), (c1 >> 4 & low_bits) | (h >> 2 & high_bits)};
+        for (int k = 0; k < 4; ++k)
+          for (int m = 0; m < M; ++m)
+            t[m][v] = dot_bytes(t[m][v], four[k], splat(in.x[m][g * GROUP / 4 + half * 4 + k]));
+      }
+      for (int v = 0; v < V; ++v) {
+        const F scale = to_float(signed_bytes(at + half * TILE + 16 * (first + v))) * scales[v];
+        for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+}
+
+// Matrices with the same inputs, each of a kind of its own, one after another in one result.
 struct Linear {
-  Kind kind = FP32;
-  int64_t outputs = 0, inputs = 0, groups = 0, tiles = 0, tile_bytes = 0, group_bytes = 0;
-  uint8_t* data = nullptr;
+  struct Tile {
+    Kind kind;
+    int64_t first, count;  // outputs
+    const uint8_t* data;
+  };
+  int forms = 0;  // that the tiles' kinds take
+  int64_t outputs = 0, inputs = 0, groups = 0;
+  std::vector<Tile> tiles;
   std::vector<float> bias;  // of whole tiles, or empty
 
-  Linear() = default;
-  Linear(const Linear&) = delete;
-  Linear& operator=(const Linear&) = delete;
-  ~Linear() { std::free(data); }
-
-  // `at(output)` is where an output's row of weights begins (fp32 or bf16), or nullptr for one that is not there.
+  // Add a matrix. `at(output)` is where an output's row of weights begins (fp32 or bf16), or nullptr for one that is not
+  // there. False if there is no memory.
   template <class At>
-  void pack(Kind as, int64_t outs, int64_t ins, bool half, At at, int threads) {
-    kind = as, outputs = outs, inputs = ins;
-    groups = up(ins, GROUP) / GROUP;
-    tiles = up(outs, TILE) / TILE;
-    group_bytes = as == FP32   ? TILE * GROUP * 4
-                  : as == BF16 ? TILE * GROUP * 2
-                               : TILE * 2 + TILE * GROUP / (as == INT4 ? 2 : 1);
-    tile_bytes = groups * group_bytes;
-    data = (uint8_t*)reserve(tiles * tile_bytes + 8192);  // prefetching goes a little beyond
-    if (!data) return;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
+  bool pack(Kind as, int64_t outs, int64_t ins, bool half, At at, int threads) {
+    return add(as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
+      const void* row = at(output);
+      if (!row) return;
       float values[GROUP];
-      for (int64_t g = 0; g < groups; ++g)
-        for (int n = 0; n < TILE; ++n) {
-          const void* row = tile * TILE + n < outs ? at(tile * TILE + n) : nullptr;
-          for (int i = 0; i < GROUP; ++i) {
-            const int64_t k = g * GROUP + i;
-            values[i] = !row || k >= ins ? 0.0f : half ? widen(((const uint16_t*)row)[k]) : ((const float*)row)[k];
-          }
-          put(data + tile * tile_bytes + g * group_bytes, n, values);
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int i = 0; i < GROUP; ++i) {
+          const int64_t k = g * GROUP + i;
+          values[i] = k >= ins ? 0.0f : half ? widen(((const uint16_t*)row)[k]) : ((const float*)row)[k];
         }
-    }
+        put(as, tile + g * block_bytes(as), n, values);
+      }
+    });
+  }
+
+  // Add a matrix as a GGUF file holds it, of `row_bytes` an output.
+  template <class At>
+  bool pack_stored(Kind as, int64_t outs, int64_t ins, At at, int threads) {
+    return add(as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
+      const uint8_t* row = at(output);
+      if (row) copy(as, tile, n, row, ins);
+    });
   }
 
   // The outputs of one tile for all rows, into `acc` (rows of TILE floats).
   void tile(int64_t number, const Input& in, int64_t rows, float* acc) const {
-    const uint8_t* w = data + number * tile_bytes;
+    const Tile& of = tiles[number];
     for (int64_t i = 0; i < rows * TILE; i += 16)
       store(acc + i, bias.empty() ? F{} : load<F>(bias.data() + number * TILE + i % TILE));
-    const int64_t part = std::max<int64_t>(1, PART_BYTES / group_bytes);
-    const int64_t blocks = (rows + ROWS - 1) / ROWS;
-    for (int64_t g = 0; g < groups; g += part)
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t first = b * rows / blocks, last = (b + 1) * rows / blocks;
-        block(int(last - first), w, in, first, g, std::min(groups, g + part), acc + first * TILE);
+    const int64_t part = std::max<int64_t>(1, PART_BYTES / block_bytes(of.kind));
+    const int64_t blocks = up(inputs, block_inputs(of.kind)) / block_inputs(of.kind);
+    const int64_t turns = (rows + ROWS - 1) / ROWS;
+    for (int64_t g = 0; g < blocks; g += part)
+      for (int64_t b = 0; b < turns; ++b) {
+        const int64_t first = b * rows / turns, last = (b + 1) * rows / turns;
+        block(int(last - first), of, in, first, g, std::min(blocks, g + part), acc + first * TILE);
       }
   }
 
+  int64_t bytes() const {
+    int64_t total = 0;
+    for (const Tile& tile : tiles) total += up(inputs, block_inputs(tile.kind)) / block_inputs(tile.kind) * block_bytes(tile.kind);
+    return total;
+  }
+
+  // The weights of one output, of a matrix that is alone.
+  void weights(int64_t output, float* to) const {
+    const Tile& of = tiles[output / TILE];
+    const int64_t n = output % TILE;
+    for (int64_t i = 0; i < inputs; ++i) to[i] = weight(of.kind, of.data, n, i);
+  }
+
  private:
-  void put(uint8_t* to, int n, const float* values) const {
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+  std::vector<std::unique_ptr<uint8_t, Free>> memory_;
+
+  // Add tiles; `fill(tile, n, output)` writes one output.
+  template <class Fill>
+  bool add(Kind as, int64_t outs, int64_t ins, int threads, Fill fill) {
+    const int64_t count = up(outs, TILE) / TILE;
+    const int64_t tile_bytes = up(ins, block_inputs(as)) / block_inputs(as) * block_bytes(as);
+    uint8_t* data = reserve(count * tile_bytes + 8192);  // prefetching goes a little beyond
+    if (!data) return false;
+    memory_.emplace_back(data);
+    inputs = ins, groups = up(ins, GROUP) / GROUP, forms |= form_of(as);
+    for (int64_t t = 0; t < count; ++t)
+      tiles.push_back({as, outputs + t * TILE, std::min<int64_t>(TILE, outs - t * TILE), data + t * tile_bytes});
+    outputs += outs;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t t = 0; t < count; ++t) {
+      std::memset(data + t * tile_bytes, 0, tile_bytes);
+      for (int n = 0; n < TILE && t * TILE + n < outs; ++n) fill(data + t * tile_bytes, n, t * TILE + n);
+    }
+    return true;
+  }
+
+  // Where input `i` of output `n` lies in a group of bytes, or of nibbles: the low ones if i % 8 < 4.
+  static int64_t byte_at(int64_t n, int64_t i) { return (i / 4 * TILE + n) * 4 + i % 4; }
+  static int64_t nibble_at(int64_t n, int64_t i) { return (i / 8 * TILE + n) * 4 + i % 4; }
+  static void set_nibble(uint8_t* codes, int64_t n, int64_t i, int code) {
+    codes[nibble_at(n, i)] |= uint8_t(i % 8 < 4 ? code : code << 4);
+  }
+  static int nibble(const uint8_t* codes, int64_t n, int64_t i) {
+    return codes[nibble_at(n, i)] >> (i % 8 < 4 ? 0 : 4) & 15;
+  }
+
+  static void put(Kind kind, uint8_t* to, int n, const float* values) {
     if (kind == FP32) {
       for (int i = 0; i < GROUP; ++i) ((float*)to)[i * TILE + n] = values[i];
     } else if (kind == BF16) {
@@ -235,58 +413,150 @@ struct Linear {
       uint8_t* codes = to + TILE * 2;
       for (int i = 0; i < GROUP; ++i) {
         const int code = scale == 0 ? zero : int(std::nearbyint(values[i] / scale)) + zero;
-        if (kind == INT8) codes[(i / 4 * TILE + n) * 4 + i % 4] = uint8_t(code);
-        else {
-          uint8_t& both = codes[(i / 8 * TILE + n) * 4 + i % 4];
-          const int nibble = code > 15 ? 15 : code;
-          both = i % 8 < 4 ? uint8_t(nibble) : uint8_t(both | nibble << 4);
-        }
+        if (kind == INT8) codes[byte_at(n, i)] = uint8_t(code);
+        else set_nibble(codes, n, i, std::min(code, 15));
       }
     }
   }
 
-  void block(int m, const uint8_t* w, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) const {
+  // Copy the row of an output from a GGUF file: blocks one after another, of which ggml's ggml-common.h has the layout.
+  static void copy(Kind kind, uint8_t* to, int n, const uint8_t* row, int64_t ins) {
+    const int64_t blocks = ins / block_inputs(kind);
+    switch (kind) {
+      case FP32:
+        for (int64_t i = 0; i < ins; ++i) std::memcpy(to + (i * TILE + n) * 4, row + i * 4, 4);
+        return;
+      case FP16:
+        for (int64_t i = 0; i < ins; ++i) std::memcpy(to + (i * TILE + n) * 2, row + i * 2, 2);
+        return;
+      case BF16:
+        for (int64_t i = 0; i < ins; ++i) std::memcpy(to + ((i / 2 * TILE + n) * 2 + i % 2) * 2, row + i * 2, 2);
+        return;
+      case Q8_0:
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 34) {
+          std::memcpy(to + n * 2, row, 2);
+          for (int i = 0; i < GROUP; ++i) to[TILE * 2 + byte_at(n, i)] = row[2 + i] ^ 0x80;
+        }
+        return;
+      case Q4_0:
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 18) {
+          std::memcpy(to + n * 2, row, 2);
+          for (int i = 0; i < GROUP; ++i)
+            set_nibble(to + TILE * 2, n, i, row[2 + i % 16] >> (i < 16 ? 0 : 4) & 15);
+        }
+        return;
+      case Q4_K:
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 144) {
+          std::memcpy(to + n * 2, row, 2);
+          std::memcpy(to + TILE * 2 + n * 2, row + 2, 2);
+          const uint8_t *six = row + 4, *nibbles = row + 16;
+          for (int g = 0; g < BLOCK / GROUP; ++g) {
+            uint8_t* group = to + Q4_K_HEAD + g * Q4_K_GROUP;
+            group[n] = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | (six[g - 4] >> 6 << 4);
+            group[TILE + n] = g < 4 ? six[g + 4] & 63 : (six[g + 4] >> 4) | (six[g] >> 6 << 4);
+            for (int i = 0; i < GROUP; ++i)
+              set_nibble(group + TILE * 2, n, i, nibbles[g / 2 * GROUP + i] >> (g % 2 ? 4 : 0) & 15);
+          }
+        }
+        return;
+      default:
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 210) {
+          std::memcpy(to + n * 2, row + 208, 2);
+          for (int at = 0; at < BLOCK; ++at) {
+            uint8_t* group = to + Q6_K_HEAD + at / GROUP * Q6_K_GROUP;
+            const int i = at % GROUP, half = at / 128, r = at % 128;
+            if (i % 16 == 0) group[i / 16 * TILE + n] = row[192 + at / 16];
+            const int high = row[128 + half * 32 + r % 32] >> (r / 32 * 2) & 3;
+            group[TILE * 2 + byte_at(n, i / 16 * 4 + i % 4)] |= uint8_t(high << (i % 16 / 4 * 2));
+            set_nibble(group + TILE * 2 + TILE * GROUP / 4, n, i, row[half * 64 + r % 64] >> (r / 64 * 4) & 15);
+          }
+        }
+    }
+  }
+
+  static float weight(Kind kind, const uint8_t* tile, int64_t n, int64_t input) {
+    const uint8_t* block = tile + input / block_inputs(kind) * block_bytes(kind);
+    const auto half = [](const uint8_t* from, int64_t at) {
+      uint16_t bits;
+      std::memcpy(&bits, from + at * 2, 2);
+      return bits;
+    };
+    const int64_t i = input % GROUP, g = input % BLOCK / GROUP;
+    switch (kind) {
+      case FP32: return ((const float*)block)[i * TILE + n];
+      case FP16: return widen16(half(block, i * TILE + n));
+      case BF16: return widen(half(block, (i / 2 * TILE + n) * 2 + i % 2));
+      case INT8: return widen(half(block, n)) * float(block[TILE * 2 + byte_at(n, i)] - 128);
+      case INT4: return widen(half(block, n)) * float(nibble(block + TILE * 2, n, i) - 8);
+      case Q8_0: return widen16(half(block, n)) * float(block[TILE * 2 + byte_at(n, i)] - 128);
+      case Q4_0: return widen16(half(block, n)) * float(nibble(block + TILE * 2, n, i) - 8);
+      case Q4_K: {
+        const uint8_t* group = block + Q4_K_HEAD + g * Q4_K_GROUP;
+        const float scale = widen16(half(block, n)) * float(group[n]);
+        const float minimum = widen16(half(block, TILE + n)) * float(group[TILE + n]);
+        return scale * float(nibble(group + TILE * 2, n, i)) - minimum;
+      }
+      default: {
+        const uint8_t* group = block + Q6_K_HEAD + g * Q6_K_GROUP;
+        const int pairs = group[TILE * 2 + byte_at(n, i / 16 * 4 + i % 4)];
+        const int code = nibble(group + TILE * 2 + TILE * GROUP / 4, n, i) | (pairs >> (i % 16 / 4 * 2) & 3) << 4;
+        return widen16(half(block, n)) * float(int8_t(group[i / 16 * TILE + n])) * float(code - 32);
+      }
+    }
+  }
+
+  static void block(int m, const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) {
     switch (m) {
-      case 1: return some<1>(w, in, first, from, to, acc);
-      case 2: return some<2>(w, in, first, from, to, acc);
-      case 3: return some<3>(w, in, first, from, to, acc);
-      case 4: return some<4>(w, in, first, from, to, acc);
+      case 1: return some<1>(of, in, first, from, to, acc);
+      case 2: return some<2>(of, in, first, from, to, acc);
+      case 3: return some<3>(of, in, first, from, to, acc);
+      case 4: return some<4>(of, in, first, from, to, acc);
 #if defined(__AVX512F__)
-      case 5: return some<5>(w, in, first, from, to, acc);
-      case 6: return some<6>(w, in, first, from, to, acc);
+      case 5: return some<5>(of, in, first, from, to, acc);
+      case 6: return some<6>(of, in, first, from, to, acc);
 #endif
     }
   }
 
+  // Rows from `first` on, blocks [from, to).
   template <int M>
-  void some(const uint8_t* w, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) const {
-    const uint8_t* x[M];
-    const float* scale[M];
-    const int32_t* total[M];
+  static void some(const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) {
+    const uint8_t* w = of.data;
+    if (of.kind == FP32 || of.kind == FP16) {
+      const float* x[M];
+      for (int m = 0; m < M; ++m) x[m] = in.floats.data() + (first + m) * in.stride;
+      for (int v = 0; v < VECTORS; v += WIDE)
+        if (of.kind == FP32)
+          step_floats<M, WIDE>((const float*)w + 16 * v, x, from * GROUP, to * GROUP, acc + 16 * v);
+        else
+          step_floats<M, WIDE>((const uint16_t*)w + 16 * v, x, from * GROUP, to * GROUP, acc + 16 * v);
+      return;
+    }
+    if (of.kind == BF16) {
+      const int32_t* x[M];
+      for (int m = 0; m < M; ++m) x[m] = (const int32_t*)(in.halves.data() + (first + m) * in.stride);
+      for (int v = 0; v < VECTORS; v += WIDE)
+        step_bf16<M, WIDE>((const int32_t*)w + 16 * v, x, from * GROUP / 2, to * GROUP / 2, acc + 16 * v);
+      return;
+    }
+    Rounded<M> x;
     for (int m = 0; m < M; ++m) {
-      x[m] = in.data.data() + (first + m) * in.stride;
-      scale[m] = in.scales.data() + (first + m) * groups;
-      total[m] = in.sums.data() + (first + m) * groups;
+      x.x[m] = (const int32_t*)(in.bytes.data() + (first + m) * in.stride);
+      x.scale[m] = in.scales.data() + (first + m) * in.groups;
+      x.total[m] = in.sums.data() + (first + m) * in.groups * 2;
     }
     // Whole numbers need registers for two sums: fewer vectors at a time for many rows.
     constexpr int FEW = M > 3 && WIDE > 2 ? 2 : WIDE;
-    switch (kind) {
-      case FP32:
-        for (int v = 0; v < VECTORS; v += WIDE)
-          step_fp32<M, WIDE>((const float*)w + 16 * v, (const float* const*)x, from * GROUP, to * GROUP, acc + 16 * v);
-        return;
-      case BF16:
-        for (int v = 0; v < VECTORS; v += WIDE)
-          step_bf16<M, WIDE>((const int32_t*)w + 16 * v, (const int32_t* const*)x, from * GROUP / 2, to * GROUP / 2,
-                             acc + 16 * v);
-        return;
-      case INT8:
-        for (int v = 0; v < VECTORS; v += FEW)
-          step_bytes<M, FEW, false>(w, v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
-        return;
-      default:
-        for (int v = 0; v < VECTORS; v += FEW)
-          step_bytes<M, FEW, true>(w, v, (const int32_t* const*)x, scale, total, from, to, acc + 16 * v);
+    for (int v = 0; v < VECTORS; v += FEW) {
+      float* sums = acc + 16 * v;
+      switch (of.kind) {
+        case INT8: step_bytes<M, FEW, INT8>(w, v, x, from, to, sums); break;
+        case INT4: step_bytes<M, FEW, INT4>(w, v, x, from, to, sums); break;
+        case Q8_0: step_bytes<M, FEW, Q8_0>(w, v, x, from, to, sums); break;
+        case Q4_0: step_bytes<M, FEW, Q4_0>(w, v, x, from, to, sums); break;
+        case Q4_K: step_q4_k<M, FEW>(w, v, x, from, to, sums); break;
+        default: step_q6_k<M, FEW>(w, v, x, from, to, sums);
+      }
     }
   }
 };

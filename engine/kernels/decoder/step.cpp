@@ -18,7 +18,7 @@ using namespace spillway;
 
 namespace {
 
-enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
+enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4, TABLE = 5 };
 enum { BEFORE_ATTENTION = 0, AFTER_ATTENTION = 1, BEFORE_MLP = 2, AFTER_MLP = 3, Q_NORM = 4, K_NORM = 5, LAST = 6 };
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
@@ -26,6 +26,7 @@ enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
 struct Layer {
   std::vector<float> norms[LAST];
   Linear qkv, out, gate_up, down;
+  bool in_turns = true;  // a tile of gate_up holds 32 gates and, after them, what they let through; else all gates first
   int64_t group = 0, at = 0, rotation = -1;  // -1: queries and keys are not rotated
 };
 
@@ -66,18 +67,21 @@ inline void normalise(const float* from, const float* weight, float* to, int64_t
 // A step's memory, kept from step to step. Steps in flight at once have one each.
 struct Work {
   Input input;
-  std::vector<float> joined, queries, attended, activated, added, rotated, states, scores;
+  std::vector<float> joined, queries, attended, gated, activated, added, rotated, states, scores;
   std::vector<Attention> attentions;
 };
 
 struct Model : Shape {
-  const void* table = nullptr;  // (vocabulary, hidden), fp32 or bf16
+  const void* table = nullptr;  // (vocabulary, hidden), fp32 or bf16; without it, words' vectors are weights of `words`
   bool table_half = false;
+  bool gates_apart = false;  // in some layer
   std::vector<Layer> layers;
   std::vector<Rotation> rotations;
   std::vector<float> last;
-  Linear head;
+  Linear head, table_packed;
   Work work;  // of steps in one call
+
+  const Linear& words() const { return table_packed.tiles.empty() ? head : table_packed; }
 
   int64_t wide() const { return (heads.heads + 2 * heads.kv_heads) * heads.dim; }
   // Cosines and sines of a row, in the order of rotations.
@@ -110,7 +114,7 @@ template <class End>
 void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
   float* acc = scratch.tile_of(rows);
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t t = 0; t < linear.tiles; ++t) {
+  for (int64_t t = 0; t < int64_t(linear.tiles.size()); ++t) {
     linear.tile(t, in, rows, acc);
     end(t, acc);
   }
@@ -118,16 +122,16 @@ void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
 
 void multiply_into(const Linear& linear, const Input& in, int64_t rows, float* out) {
   multiply(linear, in, rows, [&](int64_t t, const float* acc) {
-    const int64_t n = std::min<int64_t>(TILE, linear.outputs - t * TILE);
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * linear.outputs + t * TILE, acc + r * TILE, n * 4);
+    const auto [kind, first, n, data] = linear.tiles[t];
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * linear.outputs + first, acc + r * TILE, n * 4);
   });
 }
 
 void multiply_onto(const Linear& linear, const Input& in, int64_t rows, float scale, float* out) {
   multiply(linear, in, rows, [&](int64_t t, const float* acc) {
-    const int64_t n = std::min<int64_t>(TILE, linear.outputs - t * TILE);
+    const auto [kind, first, n, data] = linear.tiles[t];
     for (int64_t r = 0; r < rows; ++r) {
-      float* to = out + r * linear.outputs + t * TILE;
+      float* to = out + r * linear.outputs + first;
       for (int64_t i = 0; i < n; ++i) to[i] += acc[r * TILE + i] * scale;
     }
   });
@@ -136,21 +140,21 @@ void multiply_onto(const Linear& linear, const Input& in, int64_t rows, float sc
 // Rows as a linear takes them; `put(input, row)` rounds one. Few are rounded by each thread for itself, which is less
 // than waiting for the others; for more, threads share the rows and then wait.
 template <class Put>
-const Input& inputs_of(Work& w, Kind kind, int64_t count, int64_t inputs, Put put) {
+const Input& inputs_of(Work& w, int forms, int64_t count, int64_t inputs, Put put) {
   if (count * inputs <= FEW) {
-    own.shape(kind, count, inputs);
+    own.shape(forms, count, inputs);
     for (int64_t r = 0; r < count; ++r) put(own, r);
     return own;
   }
 #pragma omp single
-  w.input.shape(kind, count, inputs);
+  w.input.shape(forms, count, inputs);
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < count; ++r) put(w.input, r);
   return w.input;
 }
 
-const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inputs, int64_t stride, Kind kind) {
-  return inputs_of(w, kind, count, inputs, [&](Input& in, int64_t r) {
+const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inputs, int64_t stride, int forms) {
+  return inputs_of(w, forms, count, inputs, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(inputs, GROUP));
     std::memcpy(row, rows + r * stride, inputs * 4);
     in.put(r, row, inputs);
@@ -159,9 +163,9 @@ const Input& plain_inputs(Work& w, const float* rows, int64_t count, int64_t inp
 
 // Rows with their norm; as they are where there is none.
 const Input& norm_inputs(const Model& m, Work& w, const float* rows, int64_t count, const std::vector<float>& weight,
-                         Kind kind) {
-  if (weight.empty()) return plain_inputs(w, rows, count, m.hidden, m.hidden, kind);
-  return inputs_of(w, kind, count, m.hidden, [&](Input& in, int64_t r) {
+                         int forms) {
+  if (weight.empty()) return plain_inputs(w, rows, count, m.hidden, m.hidden, forms);
+  return inputs_of(w, forms, count, m.hidden, [&](Input& in, int64_t r) {
     float* row = scratch.of(up(m.hidden, GROUP));
     normalise(rows + r * m.hidden, weight.data(), row, m.hidden, m.epsilon);
     in.put(r, row, m.hidden);
@@ -230,7 +234,7 @@ void await_pages(const int64_t* pages_ready, int64_t layer) {
 
 // Queries, keys and values (rows, wide) of a layer: what lies before its attention.
 void before_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* states, float* joined) {
-  const Input& before = norm_inputs(m, w, states, rows, layer.norms[BEFORE_ATTENTION], layer.qkv.kind);
+  const Input& before = norm_inputs(m, w, states, rows, layer.norms[BEFORE_ATTENTION], layer.qkv.forms);
   multiply_into(layer.qkv, before, rows, joined);
 #pragma omp for schedule(static) nowait  // a thread attends with the rows that it has rotated
   for (int64_t r = 0; r < rows; ++r) rotate(m, layer, joined + r * m.wide(), w.rotated.data() + r * m.turns());
@@ -239,18 +243,28 @@ void before_attention(const Model& m, Work& w, const Layer& layer, int64_t rows,
 // Add to `states` what follows a layer's attention.
 void after_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, const float* attended, float* states) {
   const int64_t wide = m.heads.heads * m.heads.dim;
-  const Input& in = plain_inputs(w, attended, rows, wide, wide, layer.out.kind);
+  const Input& in = plain_inputs(w, attended, rows, wide, wide, layer.out.forms);
   add_to_states(m, w, layer.out, in, rows, layer.norms[AFTER_ATTENTION], states);
-  const Input& after = norm_inputs(m, w, states, rows, layer.norms[BEFORE_MLP], layer.gate_up.kind);
-  // A tile holds 32 gates and, after them, what they let through.
+  const Input& after = norm_inputs(m, w, states, rows, layer.norms[BEFORE_MLP], layer.gate_up.forms);
   const int64_t inner = m.padded_inner();
-  multiply(layer.gate_up, after, rows, [&](int64_t t, const float* acc) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int i = 0; i < TILE / 2; i += 16)
-        store(w.activated.data() + r * inner + t * TILE / 2 + i,
-              activate(load<F>(acc + r * TILE + i), Activation(m.activation)) * load<F>(acc + r * TILE + TILE / 2 + i));
-  });
-  const Input& activated = plain_inputs(w, w.activated.data(), rows, m.inner, inner, layer.down.kind);
+  const auto gate = [&](int64_t r, int64_t at, const float* gates, const float* passed) {
+    store(w.activated.data() + r * inner + at, activate(load<F>(gates), Activation(m.activation)) * load<F>(passed));
+  };
+  if (layer.in_turns) {
+    multiply(layer.gate_up, after, rows, [&](int64_t t, const float* acc) {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int i = 0; i < TILE / 2; i += 16)
+          gate(r, t * TILE / 2 + i, acc + r * TILE + i, acc + r * TILE + TILE / 2 + i);
+    });
+  } else {
+    multiply_into(layer.gate_up, after, rows, w.gated.data());
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* gates = w.gated.data() + r * 2 * m.inner;
+      for (int64_t i = 0; i < m.inner; i += 16) gate(r, i, gates + i, gates + m.inner + i);
+    }
+  }
+  const Input& activated = plain_inputs(w, w.activated.data(), rows, m.inner, inner, layer.down.forms);
   add_to_states(m, w, layer.down, activated, rows, layer.norms[AFTER_MLP], states);
 }
 
@@ -308,18 +322,47 @@ void embed(const Model& m, Work& w, int64_t rows, const int64_t* tokens, const i
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
     rope(m, positions[r], w.rotated.data() + r * m.turns());
+    float* to = states + r * m.hidden;
+    if (!m.table) m.words().weights(tokens[r], to);
     for (int64_t i = 0; i < m.hidden; ++i) {
       const int64_t at = tokens[r] * m.hidden + i;
-      const float x = m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
-      states[r * m.hidden + i] = x * m.embed_scale;
+      const float x = !m.table ? to[i] : m.table_half ? widen(((const uint16_t*)m.table)[at]) : ((const float*)m.table)[at];
+      to[i] = x * m.embed_scale;
     }
   }
 }
 
 void make_room(const Model& m, Work& w, int64_t rows) {
   grow(w.activated, rows * m.padded_inner());
+  if (m.gates_apart) grow(w.gated, rows * 2 * m.inner + TILE);  // the last vector may reach beyond
   grow(w.rotated, rows * m.turns());
   grow(w.added, rows * m.hidden);
+}
+
+Linear& linear_of(Model& m, int64_t layer, int which) {
+  switch (which) {
+    case HEAD: return m.head;
+    case TABLE: return m.table_packed;
+    case QKV: return m.layers[layer].qkv;
+    case OUT: return m.layers[layer].out;
+    case GATE_UP: return m.layers[layer].gate_up;
+    default: return m.layers[layer].down;
+  }
+}
+
+// Which row of gates, followed by what they let through, is an output of tiles that hold both in turns; -1: none.
+int64_t in_turns(const Model& m, int64_t output) {
+  const int64_t in_tile = output % TILE, at = output / TILE * TILE / 2 + in_tile % (TILE / 2);
+  return at >= m.inner ? -1 : in_tile < TILE / 2 ? at : m.inner + at;
+}
+
+void set_bias(const Model& m, Linear& to, bool turns, const float* bias) {
+  to.bias.assign(to.tiles.size() * TILE, 0.0f);
+  for (size_t t = 0; t < to.tiles.size(); ++t)
+    for (int64_t n = 0; n < to.tiles[t].count; ++n) {
+      const int64_t output = to.tiles[t].first + n, row = turns ? in_turns(m, output) : output;
+      if (row >= 0) to.bias[t * TILE + n] = bias[row];
+    }
 }
 
 // Attention of a step whose layers are called one by one: its rows, and who computes what.
@@ -369,29 +412,47 @@ void spillway_norm(void* model, int64_t layer, int which, const float* weight, i
 int spillway_linear(void* model, int64_t layer, int which, int kind, const void* weight, int half, int64_t outputs,
                     int64_t inputs, const float* bias, int threads) {
   Model& m = *(Model*)model;
-  Linear& to = which == HEAD      ? m.head
-               : which == QKV     ? m.layers[layer].qkv
-               : which == OUT     ? m.layers[layer].out
-               : which == GATE_UP ? m.layers[layer].gate_up
-                                  : m.layers[layer].down;
-  const int64_t row_bytes = inputs * (half ? 2 : 4), padded = m.padded_inner();
-  auto source = [&](int64_t output) -> int64_t {
-    if (which != GATE_UP) return output;
-    const int64_t in_tile = output % TILE, at = output / TILE * TILE / 2 + in_tile % (TILE / 2);
-    return at >= m.inner ? -1 : in_tile < TILE / 2 ? at : m.inner + at;
-  };
-  const int64_t count = which == GATE_UP ? 2 * padded : outputs;
-  to.pack(Kind(kind), count, inputs, half, [&](int64_t output) -> const void* {
-    const int64_t row = source(output);
+  Linear& to = linear_of(m, layer, which);
+  const int64_t row_bytes = inputs * (half ? 2 : 4);
+  const int64_t count = which == GATE_UP ? 2 * m.padded_inner() : outputs;
+  const bool packed = to.pack(Kind(kind), count, inputs, half, [&](int64_t output) -> const void* {
+    const int64_t row = which == GATE_UP ? in_turns(m, output) : output;
     return row < 0 ? nullptr : (const uint8_t*)weight + row * row_bytes;
   }, threads);
-  if (!to.data) return 1;
-  if (bias) {
-    to.bias.assign(to.tiles * TILE, 0.0f);
-    for (int64_t o = 0; o < count; ++o)
-      if (source(o) >= 0) to.bias[o] = bias[source(o)];
-  }
+  if (!packed) return 1;
+  if (bias) set_bias(m, to, which == GATE_UP, bias);
   return 0;
+}
+
+// Pack `parts` matrices of a GGUF file, one result after the other: each (outputs, inputs) of a kind, as the file holds
+// it. Gates and what they let through are packed in turns if they are of one kind. 1 if there is no memory.
+int spillway_stored(void* model, int64_t layer, int which, int parts, const int* kinds, const void* const* weights,
+                    const int64_t* outputs, const int64_t* row_bytes, int64_t inputs, const float* bias, int threads) {
+  Model& m = *(Model*)model;
+  Linear& to = linear_of(m, layer, which);
+  const bool turns = which == GATE_UP && kinds[0] == kinds[1];
+  if (which == GATE_UP) m.layers[layer].in_turns = turns, m.gates_apart |= !turns;
+  for (int p = 0; p < (turns ? 1 : parts); ++p) {
+    const int64_t count = turns ? 2 * m.padded_inner() : outputs[p];
+    const bool packed = to.pack_stored(Kind(kinds[p]), count, inputs, [&](int64_t output) -> const uint8_t* {
+      const int64_t row = turns ? in_turns(m, output) : output;
+      if (row < 0) return nullptr;
+      return row < outputs[p] ? (const uint8_t*)weights[p] + row * row_bytes[p]
+                              : (const uint8_t*)weights[p + 1] + (row - outputs[p]) * row_bytes[p + 1];
+    }, threads);
+    if (!packed) return 1;
+  }
+  if (bias) set_bias(m, to, turns, bias);
+  return 0;
+}
+
+// The bytes that a model's packed weights take.
+int64_t spillway_weight_bytes(void* model) {
+  const Model& m = *(const Model*)model;
+  int64_t total = m.head.bytes() + m.table_packed.bytes();
+  for (const Layer& layer : m.layers)
+    total += layer.qkv.bytes() + layer.out.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  return total;
 }
 
 // Add a rotation of heads (rope), of two dims for each frequency.
@@ -495,7 +556,7 @@ void spillway_logits(void* model, int64_t rows, const float* hidden, float* out,
   Model& m = *(Model*)model;
 #pragma omp parallel num_threads(threads)
   {
-    const Input& last = norm_inputs(m, m.work, hidden, rows, m.last, m.head.kind);
+    const Input& last = norm_inputs(m, m.work, hidden, rows, m.last, m.head.forms);
     multiply_into(m.head, last, rows, out);
     if (m.logit_scale != 1 || m.logit_cap > 0) {
 #pragma omp for schedule(static)
@@ -532,16 +593,28 @@ void spillway_attend(const Heads* how, const Pages* pages, int64_t layer, int64_
 void* spillway_pack(int kind, const void* weight, int half, int64_t outputs, int64_t inputs, int threads) {
   auto linear = std::make_unique<Linear>();
   const int64_t row_bytes = inputs * (half ? 2 : 4);
-  linear->pack(Kind(kind), outputs, inputs, half,
-               [&](int64_t output) -> const void* { return (const uint8_t*)weight + output * row_bytes; }, threads);
-  return linear->data ? linear.release() : nullptr;
+  const auto row = [&](int64_t output) -> const void* { return (const uint8_t*)weight + output * row_bytes; };
+  return linear->pack(Kind(kind), outputs, inputs, half, row, threads) ? linear.release() : nullptr;
+}
+
+// The same of a matrix as a GGUF file holds it.
+void* spillway_pack_stored(int kind, const void* weight, int64_t outputs, int64_t inputs, int64_t row_bytes, int threads) {
+  auto linear = std::make_unique<Linear>();
+  const auto row = [&](int64_t output) { return (const uint8_t*)weight + output * row_bytes; };
+  return linear->pack_stored(Kind(kind), outputs, inputs, row, threads) ? linear.release() : nullptr;
+}
+
+// The weights (outputs, inputs) that a packed linear stands for.
+void spillway_unpack(const void* packed, float* to) {
+  const Linear& linear = *(const Linear*)packed;
+  for (int64_t o = 0; o < linear.outputs; ++o) linear.weights(o, to + o * linear.inputs);
 }
 
 void spillway_multiply(const void* packed, int64_t rows, const float* from, float* to, int threads) {
   const Linear& linear = *(const Linear*)packed;
   static thread_local Input input;  // kept: what it costs to take memory is not the linear's
   Input& in = input;
-  in.shape(linear.kind, rows, linear.inputs);
+  in.shape(linear.forms, rows, linear.inputs);
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)

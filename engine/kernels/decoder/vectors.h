@@ -15,6 +15,8 @@ typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
+typedef uint8_t B __attribute__((vector_size(16)));
+typedef int8_t SB __attribute__((vector_size(16)));
 
 template <class V, class T>
 inline V load(const T* from) {
@@ -42,6 +44,8 @@ inline F fma(F a, F b, F c) {
 #endif
 }
 inline F max(F a, F b) { return a > b ? a : b; }
+inline I unsigned_bytes(const uint8_t* from) { return __builtin_convertvector(load<B>(from), I); }
+inline I signed_bytes(const uint8_t* from) { return __builtin_convertvector(load<SB>(from), I); }
 inline F to_float(I v) { return __builtin_convertvector(v, F); }
 
 // All numbers of a vector, joined in a fixed order: halves, quarters, eighths.

@@ -26,13 +26,15 @@ from engine.kernels.sources import DECODER
 from engine.models.decoders.rotary import frequencies
 from engine.models.decoders.spec import DecoderSpec
 from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
+from engine.models.gguf.weights import StoredTensor
 
-WeightKind = Literal["fp32", "bf16", "int8", "int4"]
+WeightKind = Literal["fp32", "bf16", "int8", "int4", "stored"]
 WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
 _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+_STORED = {"F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K": 8}
 PAGE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-_QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
+_QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
 # Norms beside those of a layer, which come first, in the order of `LayerNorms`.
 _Q_NORM, _K_NORM, _LAST = range(4, 7)
 _int64 = ctypes.c_int64
@@ -96,6 +98,8 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
     if library is not None:
         library.spillway_model.restype = ctypes.c_void_p
         library.spillway_pack.restype = ctypes.c_void_p
+        library.spillway_pack_stored.restype = ctypes.c_void_p
+        library.spillway_weight_bytes.restype = ctypes.c_int64
         library.spillway_work.restype = ctypes.c_void_p
         library.spillway_plan.restype = ctypes.c_void_p
         library.spillway_free.restype = None
@@ -117,7 +121,7 @@ class CompiledDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: dict[str, Tensor],
+        weights: dict[str, Tensor | StoredTensor],
         kernels: ctypes.CDLL,
         *,
         kind: WeightKind,
@@ -125,7 +129,8 @@ class CompiledDecoder:
     ) -> None:
         """Pack weights named and shaped as `weights.wanted` says, of fp32 or bf16; those packed leave the dict.
 
-        int8 and int4 are made here, with one scale for 32 inputs of an output. ConfigError if memory does not suffice.
+        int8 and int4 are made here, with one scale for 32 inputs of an output. Of a GGUF file (`stored`) every matrix
+        is packed as the file has it. ConfigError if memory does not suffice.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
         dtype = torch.float32 if kind == "fp32" else torch.bfloat16
@@ -136,14 +141,24 @@ class CompiledDecoder:
         )  # fmt: skip
         self._model = ctypes.c_void_p(kernels.spillway_model(ctypes.byref(shape)))
         weakref.finalize(self, kernels.spillway_free, self._model)
-        # A copy: a tensor from a file holds the whole file in memory.
-        self._embed = weights[EMBED].clone()
-        kernels.spillway_table(self._model, _at(self._embed), _half(self._embed))
+        embed = weights.pop(EMBED)
+        if isinstance(embed, Tensor):
+            # A copy: a tensor from a file holds the whole file in memory.
+            embed = self._embed = embed.clone()
+            kernels.spillway_table(self._model, _at(embed), _half(embed))
+        elif not spec.tied:
+            self._linear(0, _TABLE, kind, [embed], [])
         self._place()
         for layer in range(spec.layers):
             self._layer(layer, weights, kind)
         self._norm(0, _LAST, weights.pop("model.norm.weight"), spec.norm_offset)
-        self._linear(0, _HEAD, kind, [weights.pop(HEAD, self._embed)], [])
+        self._linear(0, _HEAD, kind, [weights.pop(HEAD, embed)], [])
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes that the packed matrices take."""
+        taken: int = self._kernels.spillway_weight_bytes(self._model)
+        return taken
 
     def arrival(self) -> PageArrival:
         """Return the count of layers whose pages have arrived, for a step of this model to wait on."""
@@ -253,7 +268,9 @@ class CompiledDecoder:
                 self._model, _at(inverse), _int64(len(inverse)), ctypes.c_float(rope.attention)
             )
 
-    def _layer(self, layer: int, weights: dict[str, Tensor], kind: WeightKind) -> None:
+    def _layer(
+        self, layer: int, weights: dict[str, Tensor | StoredTensor], kind: WeightKind
+    ) -> None:
         base, spec = f"model.layers.{layer}.", self.spec
         for which, norm in enumerate(norm_names(spec)):
             if norm is not None:
@@ -271,11 +288,13 @@ class CompiledDecoder:
             (_DOWN, [base + "mlp.down_proj"]),
         ):
             matrices = [weights.pop(name + ".weight") for name in names]
-            biases = [weights.pop(name + ".bias") for name in names if name + ".bias" in weights]
+            biases = [
+                _vector(weights.pop(f"{name}.bias")) for name in names if f"{name}.bias" in weights
+            ]
             self._linear(layer, which, kind, matrices, biases)
 
-    def _norm(self, layer: int, which: int, weight: Tensor, offset: float) -> None:
-        weight = (weight.float() + offset).contiguous()
+    def _norm(self, layer: int, which: int, stored: Tensor | StoredTensor, offset: float) -> None:
+        weight = _vector(stored) + offset
         self._kernels.spillway_norm(
             self._model, _int64(layer), which, _at(weight), _int64(len(weight))
         )
@@ -285,13 +304,23 @@ class CompiledDecoder:
         layer: int,
         which: int,
         kind: WeightKind,
-        matrices: Sequence[Tensor],
+        matrices: Sequence[Tensor | StoredTensor],
         biases: Sequence[Tensor],
     ) -> None:
-        joined = matrices[0] if len(matrices) == 1 else torch.cat(list(matrices))
-        joined = joined.contiguous()
-        bias = torch.cat(list(biases)).float().contiguous() if biases else None
-        failed = self._kernels.spillway_linear(
+        bias = torch.cat(list(biases)) if biases else None
+        if kind == "stored":
+            stored = [each for each in matrices if isinstance(each, StoredTensor)]
+            failed = self._pack_stored(layer, which, stored, bias)
+        else:
+            numbers = [each for each in matrices if isinstance(each, Tensor)]
+            failed = self._pack(layer, which, kind, torch.cat(numbers), bias)
+        if failed:
+            raise ConfigError(f"there is no memory for the weights of layer {layer} as {kind}")
+
+    def _pack(
+        self, layer: int, which: int, kind: WeightKind, joined: Tensor, bias: Tensor | None
+    ) -> int:
+        failed: int = self._kernels.spillway_linear(
             self._model,
             _int64(layer),
             which,
@@ -303,8 +332,27 @@ class CompiledDecoder:
             None if bias is None else _at(bias),
             self._threads,
         )
-        if failed:
-            raise ConfigError(f"there is no memory for the weights of layer {layer} as {kind}")
+        return failed
+
+    def _pack_stored(
+        self, layer: int, which: int, stored: Sequence[StoredTensor], bias: Tensor | None
+    ) -> int:
+        """Pack matrices with the same inputs, of any types."""
+        count, rows = len(stored), [each.rows() for each in stored]
+        failed: int = self._kernels.spillway_stored(
+            self._model,
+            _int64(layer),
+            which,
+            count,
+            (ctypes.c_int * count)(*(_STORED[each.type] for each in stored)),
+            (ctypes.c_void_p * count)(*(each.ctypes.data for each in rows)),
+            (_int64 * count)(*(each.shape[0] for each in stored)),
+            (_int64 * count)(*(each.shape[1] for each in rows)),
+            _int64(stored[0].shape[1]),
+            None if bias is None else _at(bias),
+            self._threads,
+        )
+        return failed
 
 
 class _Step:
@@ -429,20 +477,35 @@ class PlannedAttention:
 
 
 class PackedLinear:
-    """One linear alone, of fp32 or bf16 weights (outputs, inputs): for tests and measurements."""
+    """One linear alone, of weights (outputs, inputs) in fp32 or bf16, or as stored: for tests and measurements."""
 
     def __init__(
-        self, kernels: ctypes.CDLL, weight: Tensor, kind: WeightKind, threads: int
+        self, kernels: ctypes.CDLL, weight: Tensor | StoredTensor, kind: WeightKind, threads: int
     ) -> None:
         """Pack; ConfigError if memory does not suffice."""
-        self._kernels, self._threads, self.outputs = kernels, threads, weight.shape[0]
-        weight = weight.contiguous()
-        sizes = (_int64(weight.shape[0]), _int64(weight.shape[1]))
-        packed = kernels.spillway_pack(_KINDS[kind], _at(weight), _half(weight), *sizes, threads)
+        self._kernels, self._threads = kernels, threads
+        self.outputs, self.inputs = weight.shape
+        sizes = (_int64(self.outputs), _int64(self.inputs))
+        if isinstance(weight, StoredTensor):
+            rows, number = weight.rows(), _STORED[weight.type]
+            at = ctypes.c_void_p(rows.ctypes.data)
+            packed = kernels.spillway_pack_stored(
+                number, at, *sizes, _int64(rows.shape[1]), threads
+            )
+        else:
+            weight = weight.contiguous()
+            number = _KINDS[kind]
+            packed = kernels.spillway_pack(number, _at(weight), _half(weight), *sizes, threads)
         if packed is None:
             raise ConfigError(f"there is no memory for {tuple(weight.shape)} weights as {kind}")
         self._packed = ctypes.c_void_p(packed)
         weakref.finalize(self, kernels.spillway_drop, self._packed)
+
+    def numbers(self) -> Tensor:
+        """Return the weights that it stands for, fp32 (outputs, inputs)."""
+        out = torch.empty(self.outputs, self.inputs)
+        self._kernels.spillway_unpack(self._packed, _at(out))
+        return out
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return fp32 (rows, outputs) of contiguous fp32 (rows, inputs)."""
@@ -540,6 +603,11 @@ def _attend(
 
 def _heads(spec: DecoderSpec) -> _Heads:
     return _Heads(spec.heads, spec.kv_heads, spec.head_dim, spec.attention_scale, spec.score_cap)
+
+
+def _vector(stored: Tensor | StoredTensor) -> Tensor:
+    tensor = stored if isinstance(stored, Tensor) else stored.numbers()
+    return tensor.float().contiguous()
 
 
 def _half(tensor: Tensor) -> int:

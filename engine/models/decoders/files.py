@@ -15,6 +15,9 @@ from common.types.generation import SamplingParams
 from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.spec import DecoderSpec
 from engine.models.encoders import files
+from engine.models.gguf import tokenizer as gguf_tokenizer
+from engine.models.gguf.config import huggingface_config
+from engine.models.gguf.reader import GgufFile, is_gguf, read_gguf
 
 DEMO = "spillway-demo"
 _DEMO_DIRECTORY = Path(__file__).resolve().parents[3] / "models" / "demo"
@@ -28,7 +31,8 @@ class DecoderFiles:
     """One generator as found: its name towards users, its spec, and what its files say of its use.
 
     `stop_ids` end its turns; `sampling` is what it uses where a client says nothing; `chat_template` is empty if the
-    model has none, and so is `grounding_template`.
+    model has none, and so is `grounding_template`; `reads` is as in ModelCard. `gguf` is the file that holds all of it,
+    if there is one.
     """
 
     name: str
@@ -38,10 +42,18 @@ class DecoderFiles:
     context: int
     chat_template: str
     grounding_template: str
+    reads: float
     bos: str
     eos: str
     stop_ids: list[int]
     sampling: SamplingParams
+    gguf: GgufFile | None = None
+
+    def tokenizer_json(self) -> bytes:
+        """Return tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+        if self.gguf is not None:
+            return gguf_tokenizer.tokenizer_json(self.gguf)
+        return files.tokenizer_json(self.directory)
 
     def fingerprint(self, *, kv_dtype: str, layout: int) -> str:
         """Return what identifies this model's pages: weights, adapter, KV type, parameters, page layout."""
@@ -60,10 +72,12 @@ class DecoderFiles:
 
 
 def find_decoder(model: str) -> DecoderFiles:
-    """Find and describe a generator by directory, `spillway-demo`, or a hub id that is already downloaded.
+    """Find and describe a generator by directory, GGUF file, `spillway-demo`, or a hub id that is already downloaded.
 
     ConfigError says what is missing or wrong.
     """
+    if is_gguf(Path(model).expanduser()):
+        return _find_gguf(Path(model).expanduser().resolve())
     directory = _directory(model)
     where = directory / "config.json"
     config = files.read_json(where)
@@ -81,10 +95,42 @@ def find_decoder(model: str) -> DecoderFiles:
         context=_context(spec, tokens),
         chat_template=_chat_template(directory, tokens),
         grounding_template=_text(directory / "grounding.jinja"),
+        reads=_reads(defaults, directory / "generation_config.json"),
         bos=_token(tokens, special, "bos_token"),
         eos=_token(tokens, special, "eos_token"),
         stop_ids=stop_ids,
         sampling=_sampling(defaults, directory / "generation_config.json"),
+    )
+
+
+def _find_gguf(path: Path) -> DecoderFiles:
+    file = read_gguf(path)
+    spec = parse_decoder(huggingface_config(file), where=str(path))
+    metadata = file.metadata
+    defaults = {
+        name: metadata.get(f"general.sampling.{key}")
+        for name, key in (
+            ("temperature", "temp"),
+            ("top_p", "top_p"),
+            ("top_k", "top_k"),
+            ("min_p", "min_p"),
+            ("repetition_penalty", "penalty_repeat"),
+        )
+    }
+    return DecoderFiles(
+        name=files.model_name(path.stem),
+        directory=path.parent,
+        spec=spec,
+        weights=(path,),
+        context=spec.positions,
+        chat_template=file.text("tokenizer.chat_template", ""),
+        grounding_template=file.text("tokenizer.chat_template.grounding", ""),
+        reads=0.0,
+        bos=gguf_tokenizer.special_token(file, "bos"),
+        eos=gguf_tokenizer.special_token(file, "eos"),
+        stop_ids=gguf_tokenizer.stop_ids(file),
+        sampling=_sampling(defaults, path),
+        gguf=file,
     )
 
 
@@ -96,7 +142,8 @@ def _directory(model: str) -> Path:
         return path
     if not model or path.exists() or not _HUB_ID.match(model):
         raise ConfigError(
-            f"model {model!r}: no such directory; expected a directory with config.json, a hub id, or {DEMO}"
+            f"model {model!r}: no such directory; expected a directory with config.json, a GGUF file, a hub id, "
+            f"or {DEMO}"
         )
     import huggingface_hub  # noqa: PLC0415 - only hub ids need it
 
@@ -161,6 +208,16 @@ def _sampling(config: Mapping[str, Any], where: Path) -> SamplingParams:
         min_p=number("min_p", 0.0, 0, 1),
         repetition=number("repetition_penalty", 1.0, 1e-6, 1e6),
     )
+
+
+def _reads(config: Mapping[str, Any], where: Path) -> float:
+    """Return our own key of a generator that reads only what it was trained on; see ModelCard."""
+    value = config.get("spillway_reads_characters_per_token", 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ConfigError(
+            f"{where}: spillway_reads_characters_per_token is {value!r}; expected 0 to 100"
+        )
+    return float(value)
 
 
 def _chat_template(directory: Path, tokens: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from common.errors import ConfigError
 SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _NEEDS = {
     "default": (),
+    "divided": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -26,8 +27,8 @@ class RopeSpec:
     """One rotation: `kind` is one of SUPPORTED, `original` the context the model was first trained for.
 
     `attention` scales cosines and sines (yarn, longrope), `share` is the part of a head that is rotated, from its
-    beginning, and `factors` divide the frequencies one by one (longrope, within its `original` context). What a kind
-    does not use keeps its default.
+    beginning, and `factors` divide the frequencies one by one (longrope, within its `original` context; `divided`, as
+    GGUF files have them). What a kind does not use keeps its default.
     """
 
     kind: str
@@ -105,7 +106,7 @@ def read_rope(
     `share` of a head's dimensions are rotated. ConfigError as `parse_rope`.
     """
     kind = given["rope_type"] if "rope_type" in given else given.get("type", "default")
-    if kind not in SUPPORTED:
+    if kind not in _NEEDS:
         raise ConfigError(f"{where} has rope_type {kind!r}; supported are {', '.join(SUPPORTED)}")
     for key in _NEEDS[kind]:
         _number(given, key, None, where)
@@ -116,6 +117,8 @@ def read_rope(
     spec = RopeSpec(kind=kind, theta=theta, share=share)
     if kind == "default":
         return spec
+    if kind == "divided":
+        return dataclasses.replace(spec, factors=_factors(given, "factors", head_dim, where))
     spec = dataclasses.replace(
         spec,
         factor=_number(given, "factor", 1.0, where),
@@ -153,17 +156,8 @@ def _longrope(
     spec: RopeSpec, given: Mapping[str, Any], dim: int, positions: int, where: str
 ) -> RopeSpec:
     """Take the factors of contexts up to the original one (LongRoPE, section 3.2)."""
-    for key in ("short_factor", "long_factor"):
-        factors = given.get(key)
-        if (
-            not isinstance(factors, list)
-            or len(factors) != -(-dim // 2)
-            or not all(
-                isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf
-                for each in factors
-            )
-        ):
-            raise ConfigError(f"{where} has {key} {factors!r:.80}; expected {-(-dim // 2)} numbers")
+    factors = _factors(given, "short_factor", dim, where)
+    _factors(given, "long_factor", dim, where)
     if spec.original < 2:
         raise ConfigError(
             f"{where} has original_max_position_embeddings {spec.original}; expected at least 2"
@@ -174,8 +168,22 @@ def _longrope(
         attention = _number(given, "attention_factor", None, where)
     elif stretched > 1:
         attention = math.sqrt(1 + math.log(stretched) / math.log(spec.original))
-    factors = tuple(float(each) for each in given["short_factor"])
     return dataclasses.replace(spec, attention=attention, factors=factors)
+
+
+def _factors(given: Mapping[str, Any], key: str, dim: int, where: str) -> tuple[float, ...]:
+    """Return one positive number for two dimensions that turn."""
+    factors = given.get(key)
+    if (
+        not isinstance(factors, list)
+        or len(factors) != -(-dim // 2)
+        or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf
+            for each in factors
+        )
+    ):
+        raise ConfigError(f"{where} has {key} {factors!r:.80}; expected {-(-dim // 2)} numbers")
+    return tuple(float(each) for each in factors)
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, where: str) -> float:

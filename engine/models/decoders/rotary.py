@@ -21,7 +21,7 @@ def frequencies(rope: RopeSpec, dim: int) -> Tensor:
     plain = 1.0 / powers
     if rope.kind == "linear":
         return plain / rope.factor
-    if rope.kind == "longrope":
+    if rope.kind in {"longrope", "divided"}:
         return 1.0 / (torch.tensor(rope.factors) * powers)
     if rope.kind == "llama3":
         return _llama3(rope, plain)

@@ -110,6 +110,7 @@ class Encoder:
             vocabulary=self._spec.vocabulary,
             partitions=partitions,
             pair_separator=self._spec.family == "xlmr",
+            prompts=self._files.prompts,
             default_prompt=self._files.default_prompt,
             query_prompt=self._files.query_prompt,
             document_prompt=self._files.document_prompt,

@@ -56,6 +56,7 @@ class ModelFiles:
     spec: EncoderSpec
     weights: tuple[Path, ...]
     max_tokens: int
+    prompts: dict[str, str]
     default_prompt: str
     query_prompt: str
     document_prompt: str
@@ -136,9 +137,9 @@ def find(model: str) -> ModelFiles:
     weights = weight_files(directory)
     if model.lower() in DEFAULT_ALIASES:
         _check_default(weights[0])
-    prompts, default = _prompts(whole)
+    named, prompts, default = _prompts(whole)
     lower_case = own.get("do_lower_case") is True
-    facts: list[Any] = [config, pooling, spec.normalise, prompts]
+    facts: list[Any] = [config, pooling, spec.normalise, named]
     if default or lower_case or dense:
         facts += [default, lower_case, [layer.activation for layer in dense]]
     described = json.dumps(facts, sort_keys=True, ensure_ascii=False)
@@ -148,6 +149,7 @@ def find(model: str) -> ModelFiles:
         spec=spec,
         weights=weights,
         max_tokens=_max_tokens(directory, own, spec),
+        prompts={name: text or "" for name, text in named.items()},
         default_prompt=default,
         query_prompt=prompts.get("query") or "",
         document_prompt=prompts.get("document") or prompts.get("passage") or "",
@@ -275,8 +277,8 @@ def _dense(directory: Path, modules: list[tuple[str, str]], inputs: int) -> tupl
     return tuple(found)
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str]:
-    """Return the prompts by name, and the one of texts that come without a name ("" if there is none)."""
+def _prompts(directory: Path) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Return the prompts as the file has them, all by name, and the one of texts without a name ("": none)."""
     where = directory / "config_sentence_transformers.json"
     config = read_json(where, optional=True)
     given = config.get("prompts")
@@ -286,12 +288,12 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str]:
     prompts = {"query": "", "document": ""} | {name: text or "" for name, text in given.items()}
     name = config.get("default_prompt_name")
     if name is None:
-        return {name: text or "" for name, text in given.items()}, ""
+        return given, prompts, ""
     if not isinstance(name, str) or name not in prompts:
         raise ConfigError(
             f"{where}: default_prompt_name is {name!r}; expected one of {', '.join(prompts)}"
         )
-    return prompts, prompts[name]
+    return given, prompts, prompts[name]
 
 
 def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:

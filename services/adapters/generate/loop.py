@@ -205,7 +205,7 @@ class GenerationLoop:
             with tracing.use(self._worker.leases.span(job)):
                 _log.error("job_failed", job=job, code=code, why=why)
             if code == "grammar_failed":  # it would fail again: no worker need try
-                self._jobs[job].refusal = Unprocessable(why, code=code)
+                self._jobs[job].refusal = Unprocessable(why, code="grammar_failed")
             self.emitter.hurry()
             return
         self._metrics.work.output.inc(progress.tokens)

@@ -32,6 +32,7 @@ class EmbeddingsBody(Struct, frozen=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     truncate: bool | None = None
+    prompt_name: Annotated[str, Meta(max_length=200)] | None = None
     all_or_nothing: bool = False
     user: str | None = None
 
@@ -44,7 +45,7 @@ class TeiEmbedBody(Struct, frozen=True):
     normalize: bool | None = None
     truncate: bool | None = None
     truncation_direction: Literal["right", "Right", "left", "Left"] | None = None
-    prompt_name: str | None = None
+    prompt_name: Annotated[str, Meta(max_length=200)] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 

@@ -214,7 +214,14 @@ def embeddings(
     body = decode(raw, EmbeddingsBody)
     spec = choose(specs, body.model, default, ("embed",))
     _check_dimensions(body.dimensions, spec)
-    lists = _embed_inputs(body.input, spec, limits, truncate=body.truncate, param="input")
+    lists = _embed_inputs(
+        body.input,
+        spec,
+        limits,
+        truncate=body.truncate,
+        param="input",
+        prompt=_prompt(body.prompt_name, spec),
+    )
     tokens = sum(map(len, lists))
     check_total(tokens, limits, "input")
     return EmbedRequest(
@@ -254,18 +261,15 @@ def tei_embeddings(
 
 
 def _prompt(name: str | None, spec: Spec) -> str | None:
-    """Return the text that a model puts before texts of a kind, `query` or `document`; None where none is named."""
-    prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
-    known = [kind for kind, text in prompts.items() if text]
-    if name is None:
-        return None
-    if name not in known:
+    """Return the text that a model puts before texts by a prompt's name; None where none is named."""
+    if name is not None and name not in spec.prompts:
+        known = ", ".join(spec.prompts) or "none"
         raise InvalidRequest(
-            f"prompt_name is {name[:40]!r}: {spec.name} has {' and '.join(known) or 'no prompts'}",
+            f"prompt_name is {name[:40]!r}: the prompts of model {spec.name} are {known}",
             code="invalid_value",
             param="prompt_name",
         )
-    return prompts[name]
+    return None if name is None else spec.prompts[name]
 
 
 def rerank(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -25,8 +26,8 @@ from tests.support.schema_runs import DEMO, schema
 from tests.support.schemas import SCHEMAS, faults_of
 
 SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
-ANSWERS, TOGETHER = (10_000, 32) if SOAK else (24, 12)
-KILL_EVERY = 200 if SOAK else 10  # answers
+ANSWERS, TOGETHER = (10_000, 32) if SOAK else (16, 8)
+KILL_EVERY = 200 if SOAK else 8  # answers
 FAMILY = Family("chat.spillway-demo")
 FLAGS = (
     "--embed-model",
@@ -45,14 +46,12 @@ FLAGS = (
 class Scene:
     """Two workers, one of which is killed now and then and started again, and answers that are asked of them."""
 
-    def __init__(
-        self, bus: Bus, config: Common, desk: Desk, fingerprint: str, rng: random.Random
-    ) -> None:
-        self.bus, self.desk, self.rng = bus, desk, rng
+    def __init__(self, config: Common, desk: Desk, rng: random.Random) -> None:
+        self.desk, self.rng, self.fingerprint = desk, rng, ""
         self.ends: Counter[str] = Counter()
         self.wrong: list[tuple[str, str, list[str]]] = []
         self.kills = 0
-        self._config, self._fingerprint = config, fingerprint
+        self._config = config
         self._running = ExitStack()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -71,7 +70,7 @@ class Scene:
         async with limit:
             name = self.rng.choice(sorted(SCHEMAS))
             asked = GenerateWork(
-                fingerprint=self._fingerprint,
+                fingerprint=self.fingerprint,
                 scope="t",
                 prompts=[[self.rng.randrange(300, 1500) for _ in range(20)]],
                 max_new=400,
@@ -89,7 +88,7 @@ class Scene:
                 await self.kill()
 
     async def kill(self) -> None:
-        """Kill a worker that holds a job, and start another one in its place."""
+        """Kill one of the workers, and start another one in its place."""
         name = self.rng.choice(sorted(self._workers))
         self._workers.pop(name).send_signal(signal.SIGKILL)
         self.kills += 1
@@ -102,16 +101,12 @@ async def test_bound_answers_survive_their_workers(bus: Bus, config: Common, see
     journal = Notifications(bus.connection, "r1")
     await journal.start()
     rng = random.Random(seed)
-    with ExitStack() as running:
-        first = running.enter_context(process(config, *FLAGS, "--instance", "card"))
-        await live(bus, FAMILY, 1)
+    with contextlib.closing(Scene(config, Desk(bus, journal, FAMILY), rng)) as scene:
+        scene.start("a", "b")
+        await live(bus, FAMILY, 2)
         card = (await Models(bus).cards())["spillway-demo"]
         assert card.grammars
-        scene = Scene(bus, config, Desk(bus, journal, FAMILY), card.fingerprint, rng)
-        running.callback(scene.close)
-        scene.start("a", "b")
-        await live(bus, FAMILY, 3)
-        first.kill()
+        scene.fingerprint = card.fingerprint
         limit = asyncio.Semaphore(TOGETHER)
         async with asyncio.TaskGroup() as group:
             for _ in range(ANSWERS):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.conftest import Spillway
+from tests.support import gguf_files
 
 TEXTS = {
     "dams.md": "# Dams\n\nA spillway carries the water that does not fit behind the dam safely past it.",
@@ -60,3 +61,17 @@ def test_first_steps(real: Spillway, tmp_path: Path) -> None:
     assert shown.index("user: What can you do?") < shown.index("user: And now?")
     assert real.run("down").returncode == 0
     assert real.processes() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_model_file(real: Spillway, tmp_path: Path) -> None:
+    """`up --model FILE.gguf` serves the file under its name: its template, its tokenizer and its weights."""
+    file = gguf_files.demo(tmp_path / "My-Model-Q8_0.gguf", lambda _: "Q8_0")
+
+    real.up("--no-sample", "--model", str(file))
+
+    assert "my-model-q8-0  kind generate  context 4096" in real.run("models").stdout
+    asked = real.run("chat", "What can you do?")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip()
+    assert real.run("down").returncode == 0

@@ -52,7 +52,7 @@ def works(runner: TorchExecutor) -> list[GenerateWork]:
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3_text"])
 async def test_mixed_batches_give_what_each_gives_alone(
     bus: Bus, tmp_path: Path, family: str
 ) -> None:

@@ -255,11 +255,8 @@ async def test_calls_of_functions_are_items(
     stored = await client.responses.create(
         model=TOOLED, input=[output], previous_response_id=whole.id, tools=[WEATHER]
     )
-    listed = await client.responses.create(
-        model=TOOLED,
-        input=[{"role": "user", "content": question}, call.model_dump(), output],  # type: ignore[list-item, misc]
-        tools=[WEATHER],
-    )
+    items: Any = [{"role": "user", "content": question}, call.model_dump(), output]
+    listed = await client.responses.create(model=TOOLED, input=items, tools=[WEATHER])
     chat = [
         {"role": "user", "content": question},
         {
@@ -293,11 +290,8 @@ async def test_a_format_binds_as_in_a_chat(
         (named, {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}),
         ({"type": "json_object"}, {"type": "json_object"}),
     ):
-        found = await client.responses.create(
-            model=TOOLED,
-            input="x",
-            text={"format": form},  # type: ignore[typeddict-item, arg-type]
-        )
+        text: Any = {"format": form}
+        found = await client.responses.create(model=TOOLED, input="x", text=text)
         body = {"messages": [{"role": "user", "content": "x"}], "response_format": same}
         await post(http, {"model": TOOLED, **body}, CHAT)
         assert found.output_text == '{"a":1}'

@@ -1,0 +1,1 @@
+"""Models in GGUF files: header, configuration, tokenizer and weights, as a Hugging Face directory would have them."""

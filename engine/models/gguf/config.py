@@ -1,0 +1,172 @@
+"""The configuration and the tensor names of a GGUF file, as the model's `config.json` and safetensors would have them.
+
+A family of its own is one line in `ARCHITECTURES`, if its tensors are named as those of the others are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from common.errors import ConfigError
+from engine.models.gguf.reader import GgufFile
+
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # and the model_type of each
+# The architectures whose rotation turns neighbours in the file; Hugging Face's turns halves.
+NEIGHBOURS = frozenset({"llama"})
+_ROPE_FACTORS = "rope_freqs.weight"
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,5})\.)?(\w+)\.(weight|bias)")
+
+
+def architecture(file: GgufFile) -> str:
+    """Return the file's architecture; ConfigError if it is not one of ARCHITECTURES, or the file a part of a model."""
+    found = file.text("general.architecture", "")
+    if found not in ARCHITECTURES:
+        raise ConfigError(
+            f"{file.path}: general.architecture is {found!r}; supported are {', '.join(ARCHITECTURES)}"
+        )
+    kind = file.text("general.type", "model")
+    if kind != "model":
+        raise ConfigError(f"{file.path}: general.type is {kind!r}; expected a whole model")
+    parts = file.metadata.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
+        raise ConfigError(
+            f"{file.path}: is one of {parts} files; expected one file (llama-gguf-split --merge joins them)"
+        )
+    return found
+
+
+def huggingface_config(file: GgufFile) -> dict[str, Any]:
+    """Return what the model's `config.json` says; ConfigError names a key that is missing or makes no sense."""
+    name = architecture(file)
+    keys = _Keys(file, name)
+    layers, hidden = keys.count("block_count"), keys.count("embedding_length")
+    if layers > len(file.tensors):
+        raise ConfigError(
+            f"{file.path}: {name}.block_count is {layers}, of which the file has no tensors"
+        )
+    heads = keys.count("attention.head_count")
+    dim = keys.count("attention.key_length", hidden // heads)
+    for other in ("attention.value_length", "rope.dimension_count"):
+        if keys.count(other, dim) != dim:
+            raise ConfigError(
+                f"{file.path}: {name}.{other} is {keys.count(other)}; expected {dim}, a head's dimensions"
+            )
+    if keys.count("expert_count", 0, least=0):
+        raise ConfigError(f"{file.path}: a mixture of experts is not supported")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ConfigError(f"{file.path}: tensor 'token_embd.weight' is missing, or no matrix")
+    positions = keys.count("context_length")
+    config: dict[str, Any] = {
+        "model_type": ARCHITECTURES[name],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "head_dim": dim,
+        "intermediate_size": keys.count("feed_forward_length"),
+        "max_position_embeddings": positions,
+        "vocab_size": embedding.shape[0],
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "rope_scaling": _rope(file, keys, positions, dim),
+    }
+    window = keys.count("attention.sliding_window", 0, least=0)
+    if window and name == "llama":
+        config |= {"model_type": "mistral", "sliding_window": window}
+    return config
+
+
+def huggingface_name(name: str) -> str | None:
+    """Return a tensor's name in safetensors files; None for one that no forward pass reads."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    layer, part, kind = match.groups()
+    found = _WHOLE.get(part) if layer is None else _LAYER.get(part)
+    if found is None:
+        return None
+    return f"{found}.{kind}" if layer is None else f"model.layers.{layer}.{found}.{kind}"
+
+
+def _rope(file: GgufFile, keys: _Keys, positions: int, dim: int) -> dict[str, Any] | None:
+    kind = file.text(f"{architecture(file)}.rope.scaling.type", "none")
+    if kind not in {"none", "linear", "yarn"}:
+        raise ConfigError(
+            f"{file.path}: rope.scaling.type is {kind!r}; expected none, linear or yarn"
+        )
+    factors = file.tensors.get(_ROPE_FACTORS)
+    if factors is not None:
+        if factors.type != "F32" or factors.shape != (dim // 2,) or kind != "none":
+            raise ConfigError(
+                f"{file.path}: tensor {_ROPE_FACTORS!r} is not {dim // 2} numbers in F32, or stands beside {kind}"
+            )
+        divisors = file.rows(factors).view("<f4")[0].tolist()
+        return {"rope_type": "divided", "factors": divisors}
+    if kind == "none":
+        return None
+    factor = keys.number("rope.scaling.factor")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = keys.count(
+            "rope.scaling.original_context_length", positions
+        )
+        for name in ("beta_fast", "beta_slow"):
+            value = keys.number(f"rope.scaling.yarn_{name}", 0.0)
+            if value:
+                scaling[name] = value
+        times = keys.number("rope.scaling.attn_factor", 1.0)
+        if times != 1 and factor > 1:
+            scaling["attention_factor"] = times * (0.1 * math.log(factor) + 1)
+    return scaling
+
+
+class _Keys:
+    """The keys of one architecture."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self._file, self._architecture = file, architecture
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+            raise self._error(name, value, "a whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._value(name, default)
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise self._error(name, value, "a number")
+        return float(value)
+
+    def _value(self, name: str, default: Any) -> Any:
+        return self._file.metadata.get(f"{self._architecture}.{name}", default)
+
+    def _error(self, name: str, value: Any, expected: str) -> ConfigError:
+        shown = "missing" if value is None else f"{value!r:.40}"
+        return ConfigError(
+            f"{self._file.path}: {self._architecture}.{name} is {shown}; expected {expected}"
+        )

@@ -1,0 +1,103 @@
+"""Weights of a GGUF file under the names of safetensors: as they are stored, or as numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.errors import ConfigError
+from engine.models.decoders.spec import DecoderSpec
+from engine.models.decoders.weights import wanted
+from engine.models.gguf.blocks import dequantised, finite
+from engine.models.gguf.config import NEIGHBOURS, architecture, huggingface_name
+from engine.models.gguf.reader import GgufFile, GgufTensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that still lies in its file; `heads` if the order of its rows within heads is to be changed, else 0."""
+
+    file: GgufFile
+    tensor: GgufTensor
+    heads: int
+
+    @property
+    def type(self) -> str:
+        """The name of ggml's type."""
+        return self.tensor.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs, inputs."""
+        return self.tensor.shape
+
+    def rows(self) -> NDArray[np.uint8]:
+        """Read it: (outputs, bytes of an output), contiguous; ConfigError if a number is not finite."""
+        rows = self.file.rows(self.tensor)
+        if not finite(self.type, rows):
+            raise ConfigError(
+                f"{self.file.path}: tensor {self.tensor.name!r} holds NaN or infinity"
+            )
+        if not self.heads:
+            return rows
+        if len(self.shape) == 1:
+            rows = rows.reshape(self.shape[0], -1)
+        # From a rotation that turns neighbours to one that turns halves of a head.
+        each = rows.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
+        return np.ascontiguousarray(each.swapaxes(1, 2)).reshape(rows.shape)
+
+    def numbers(self) -> Tensor:
+        """Read it as fp32."""
+        return torch.from_numpy(dequantised(self.type, self.rows()).reshape(self.shape).copy())
+
+
+def stored_weights(file: GgufFile, spec: DecoderSpec) -> dict[str, Tensor | StoredTensor]:
+    """Return every matrix as it lies in the file, to be read when it is used; norms and biases in fp32.
+
+    ConfigError names a tensor that is missing or misshapen.
+    """
+    return {
+        name: stored if len(stored.shape) > 1 else stored.numbers()
+        for name, stored in _tensors(file, spec)
+    }
+
+
+def dequantised_weights(
+    file: GgufFile, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Return every tensor as numbers of `dtype`; ConfigError names one that is missing, misshapen or not finite."""
+    return {
+        name: stored.numbers().to(device=device, dtype=dtype)
+        for name, stored in _tensors(file, spec)
+    }
+
+
+def matrix_types(file: GgufFile) -> set[str]:
+    """Return the types of the file's matrices."""
+    return {each.type for each in file.tensors.values() if len(each.shape) > 1}
+
+
+def _tensors(file: GgufFile, spec: DecoderSpec) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield name and place of every tensor the forward pass reads."""
+    found = {huggingface_name(name): tensor for name, tensor in file.tensors.items()}
+    turned = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
+    neighbours = architecture(file) in NEIGHBOURS
+    for name, shape in wanted(spec):
+        tensor = found.get(name)
+        if tensor is None:
+            raise ConfigError(f"{file.path}: the tensor for {name!r} is missing")
+        if tensor.shape != shape:
+            raise ConfigError(
+                f"{file.path}: tensor {tensor.name!r} has shape {tensor.shape}; expected {shape}"
+            )
+        if len(shape) == 1 and tensor.type != "F32":
+            raise ConfigError(f"{file.path}: tensor {tensor.name!r} is {tensor.type}; expected F32")
+        yield (
+            name,
+            StoredTensor(file, tensor, (neighbours and turned.get(name.split(".")[-2])) or 0),
+        )
