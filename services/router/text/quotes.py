@@ -20,8 +20,8 @@ from services.router.text.passages import Passage
 MAX_SENTENCES = 96
 _MOST_CHARACTERS = 600
 _FEWEST_CHARACTERS = 12
-# Lines that begin something of their own: items, table rows, headings, quotes, code.
-_BEGINS = re.compile(r"[ ]{0,3}(?:[-*+•]\s|\d{1,3}[.)]\s|\||#|>)|[ ]{4}|\t")
+# Lines that begin something of their own: items, table rows, headings, quotes, code, transcripts.
+_BEGINS = re.compile(r"[ ]{0,3}(?:[-*+•]\s|\d{1,3}[.)]\s|\||#|>|\$\s)|[ ]{4}|\t")
 _FENCE = re.compile(r"[ ]{0,3}(?:```|~~~)")
 _EXAMPLE = re.compile(
     r"\s*(?:\$|>>>)\s"

@@ -34,6 +34,7 @@ built in 1932. Its crest is
 | north | 12 m |
 
 ```
+  (1) pudia.md
 $ ask 'When was the dam built?'
 The passages do not say.
 ```
@@ -60,6 +61,7 @@ def test_sentences() -> None:
         "Dams: - second item (2) of a list",
         "Dams: | gate | width |",
         "Dams: | north | 12 m |",
+        "Dams: (1) pudia.md",
     ]
     assert (
         compared(
