@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,21 +28,20 @@ from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
 
-PAGES, HOST_PAGES = 10, 20  # the longest sequence takes 8
+PAGES, HOST_PAGES = 10, 12  # the longest sequence takes 8
 HEAD, TAIL, NEW = 70, 120, 40
-KINDS = ("llama fp32", "qwen2 fp32", "mistral int8")
+# Every family, and every kind of weights: layers with a window, without one, and both.
+KINDS = tuple(
+    map(
+        " ".join, zip(random_models.FAMILIES, cycle(("fp32", "bf16", "int4", "int8")), strict=False)
+    )
+)
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, repetition=1.4, presence=0.5),
     SamplingParams(temperature=0.9, seed=7, top_k=20, frequency=0.3),
 )
 _LIMITS = StepLimits(256, 8)
-_WINDOWED = {
-    "use_sliding_window": True,
-    "sliding_window": 50,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "num_hidden_layers": 3,
-}
 
 
 class HomeSides(NamedTuple):
@@ -53,7 +53,10 @@ class HomeSides(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A request, the step at which it arrives, and the steps during which it is aborted and its pages are forgotten."""
+    """A request, the step at which it arrives, and the steps during which it is aborted and its pages are forgotten.
+
+    One that is `low` gives way to those that are not, also to those that arrive after it.
+    """
 
     prompt: list[int]
     n: int
@@ -62,12 +65,14 @@ class Work(NamedTuple):
     arrives: int
     aborted: int | None
     forgotten: int | None
+    low: bool
 
 
 class HomeCounts(NamedTuple):
     """Answers that differ from those of the device alone, those compared, and what happened on the way.
 
-    `device` and `host` are rows attended there in steps in stages, `moves` sequences that changed their home.
+    `device` and `host` are rows attended there in steps in stages, `preempted` sequences that lost their pages, `moves`
+    those that changed their home, `aborted` requests, and `shared` prompt tokens that were found computed.
     """
 
     wrong: list[str]
@@ -76,17 +81,14 @@ class HomeCounts(NamedTuple):
     host: int
     preempted: int
     moves: int
+    aborted: int
+    shared: int
 
 
 def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
     """Write a small model of a kind ("family dtype") and load both executors, one for helpers at a socket if given."""
     family, dtype = kind.split()
-    chosen: dict[str, Any] = random_models.settings(family, 2)
-    if family == "qwen2":
-        chosen |= _WINDOWED
-    if family == "mistral":
-        chosen["sliding_window"] = 40
-    random_models.write(directory, family, chosen)
+    random_models.write(directory, family, random_models.windowed(family, 2))
     alone = TorchExecutor.load(
         str(directory), device="cpu", dtype=dtype, threads=1, kv_bytes=4 << 20
     )
@@ -99,7 +101,10 @@ def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
 
 
 async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
-    """Compute random work in a mode, and each request of it alone; raises what breaks an invariant of the pages."""
+    """Compute random work in a mode and on the device alone; raises what breaks an invariant of the pages.
+
+    Alone there is room for all requests from the beginning, none is aborted, and steps have another size.
+    """
     draw = random.Random(seed)
     head = [draw.randrange(random_models.VOCABULARY) for _ in range(HEAD)]
     works = [_work(draw, head) for _ in range(draw.randint(3, 9))]
@@ -110,24 +115,28 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
     try:
         run = _Run(sides.executor, device, homes)
         found = await run.all(works)
-        tokens = draw.choice((96, 256))
-        alone = _Run(sides.alone, device, None, tokens)
-        expected = [
-            None if work.aborted is not None else (await alone.all([_now(work)]))[0]
-            for work in works
-        ]
+        alone = _Run(sides.alone, device, None, draw.choice((96, 256)))
+        kept = [number for number, work in enumerate(works) if work.aborted is None]
+        expected = await alone.all(
+            [works[number]._replace(arrives=0, forgotten=None) for number in kept]
+        )
     finally:
         device.close()
-    pairs = list(zip(found, expected, strict=True))
-    wrong = [f"{a} instead of {b}" for a, b in pairs if b is not None and a != b]
+    wrong = [
+        f"request {number}: {found[number]} instead of {answer}"
+        for number, answer in zip(kept, expected, strict=True)
+        if found[number] != answer
+    ]
     after = sides.executor.attended
     return HomeCounts(
         wrong,
-        sum(b is not None for _, b in pairs),
+        len(kept),
         after["device"] - before["device"],
         after["host"] - before["host"],
         run.engine.scheduler.preemptions,
         run.moves,
+        len(works) - len(kept),
+        run.shared,
     )
 
 
@@ -147,14 +156,16 @@ class _Run:
             executor, capacity, StepLimits(tokens, _LIMITS.running), device,
             lookup=True, several=3, homes=homes,
         )  # fmt: skip
-        self.moves = 0
+        self.moves = self.shared = 0
         self._vocabulary = Vocabulary(executor.tokenizer_json())
         self._root, self._order = root_id(executor.fingerprint, ""), 0
 
     async def all(self, works: Sequence[Work]) -> list[list[list[int]]]:
         """Compute all works; return the tokens of each choice of each."""
         engine, generations = self.engine, [self._generation(work) for work in works]
-        last = max(max(work.arrives, work.aborted or 0, work.forgotten or 0) for work in works)
+        last = max(
+            (max(work.arrives, work.aborted or 0, work.forgotten or 0) for work in works), default=0
+        )
         number = 0
         while number <= last or not engine.idle or engine.running:
             step = engine.running
@@ -184,12 +195,13 @@ class _Run:
         assert tiers.corrupt == 0
         for generation in generations:
             assert generation.failure is None, generation.failure
+            self.shared += sum(max(0, choice.sequence.cached) for choice in generation.choices)
         return [[list(choice.tokens) for choice in each.choices] for each in generations]
 
     def _generation(self, work: Work) -> Generation:
         request = GenerationRequest(
             f"r{self._order}", [work.prompt], StopRules(work.max_new), self._root, n=work.n,
-            sampling=work.sampling,
+            sampling=work.sampling, low=work.low,
         )  # fmt: skip
         self._order += work.n
         return Generation(request, self._vocabulary, self._order - work.n)
@@ -200,12 +212,8 @@ def _work(draw: random.Random, head: list[int]) -> Work:
     aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
         head[: draw.choice((0, 40, HEAD))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, NEW),
-        draw.choice(SAMPLINGS), draw.randrange(20), aborted, forgotten,
+        draw.choice(SAMPLINGS), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
     )  # fmt: skip
-
-
-def _now(work: Work) -> Work:
-    return work._replace(arrives=0, forgotten=None)
 
 
 def _scaled(points: OffloadPoints, draw: random.Random) -> OffloadPoints:

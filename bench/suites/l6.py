@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.document import BenchOptions, Body
-from bench.pairs import measure_pairs
+from bench.pairs import LEAST, measure_pairs
 from bench.suites.engine_pairs import told
 from common.devices import detect
 from common.errors import ConfigError
@@ -51,15 +51,10 @@ class Stream:
     """One stream of a random model, decoded greedily from the same context over and over."""
 
     def __init__(
-        self, spec: DecoderSpec, kind: WeightKind, kernels: ctypes.CDLL, threads: int
-    ) -> None:
-        draw = torch.Generator().manual_seed(1)
-        weights: dict[str, Any] = {
-            name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) / 50
-            for name, shape in wanted(spec)
-        }
+        self, spec: DecoderSpec, weights: dict[str, torch.Tensor], kind: WeightKind, kernels: ctypes.CDLL, threads: int
+    ) -> None:  # fmt: skip
         self.nbytes = weight_bytes(spec, kind)
-        self._decoder = CompiledDecoder(spec, weights, kernels, kind=kind, threads=threads)
+        self._decoder = CompiledDecoder(spec, dict(weights), kernels, kind=kind, threads=threads)
         pages = (CONTEXT + TOKENS) // PAGE + 1
         self._pools = [
             PageMemory(
@@ -88,37 +83,48 @@ def weight_bytes(spec: DecoderSpec, kind: WeightKind) -> float:
     return sum(map(math.prod, matrices)) * _BYTES[kind]
 
 
+def random_weights(spec: DecoderSpec) -> dict[str, torch.Tensor]:
+    """Return small random matrices, and norms of 1."""
+    draw = torch.Generator().manual_seed(1)
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) / 50
+        for name, shape in wanted(spec)
+    }
+
+
 def run(options: BenchOptions) -> Body:
     """Measure each family and Llama in pairs, at every kind of weights."""
     kernels, threads = load_kernels(), detect().usable_cores
     if kernels is None:
         raise ConfigError("L6: there are no compiled kernels here; expected a C++ compiler")
     torch.set_num_threads(threads)
-    body = Body()
-    for kind in KINDS:
-        plain, rows, shares = Stream(spec_of(LLAMA), kind, kernels, threads), [], []
-        for family in FAMILIES:
-            stream = Stream(spec_of(family), kind, kernels, threads)
-            blocks = measure_pairs(stream.speak, plain.speak, pairs=options.rounds(100, 3))
-            size = stream.nbytes / plain.nbytes
+    body, spec = Body(), spec_of(LLAMA)
+    weights = random_weights(spec)
+    plain = {kind: Stream(spec, weights, kind, kernels, threads) for kind in KINDS}
+    rows: dict[WeightKind, list[list[str]]] = {kind: [] for kind in KINDS}
+    shares: dict[WeightKind, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    for family in FAMILIES:
+        spec = spec_of(family)
+        weights = random_weights(spec)
+        for kind in KINDS:
+            stream = Stream(spec, weights, kind, kernels, threads)
+            blocks = measure_pairs(
+                stream.speak, plain[kind].speak, pairs=options.rounds(100, LEAST)
+            )
+            size = stream.nbytes / plain[kind].nbytes
             pairs = zip(blocks.ours, blocks.theirs, strict=True)
-            shares.append(stats.interval([size * b / a for a, b in pairs]))
-            rows.append(
+            shares[kind].append(stats.interval([size * b / a for a, b in pairs]))
+            rows[kind].append(
                 [
-                    family, told(shares[-1]), f"{TOKENS / median(blocks.ours):.1f}",
+                    family, told(shares[kind][-1]), f"{TOKENS / median(blocks.ours):.1f}",
                     f"{TOKENS / median(blocks.theirs):.1f}", f"{len(blocks.ours)} ({blocks.dropped})",
                 ]
             )  # fmt: skip
             body.samples[f"{family}, {kind}"] = blocks.samples()
-        columns = [
-            "family",
-            "by Llama [95 %]",
-            "tokens/s",
-            "Llama tokens/s",
-            "pairs (blocks dropped)",
-        ]
-        body.table(f"{kind}, one stream", columns, rows)
-        worst = min(shares, key=lambda share: share["value"])
+    columns = ["family", "by Llama [95 %]", "tokens/s", "Llama tokens/s", "pairs (blocks dropped)"]
+    for kind in KINDS:
+        body.table(f"{kind}, one stream", columns, rows[kind])
+        worst = min(shares[kind], key=lambda share: share["value"])
         body.met[f"worst family, {kind}"] = stats.verdict(worst, 0.8, 0.8)
     body.notes.append(
         f"{threads} threads; random weights of shape M (hidden 768, 12 layers, 12 heads on 4, inner 2048, vocabulary "

@@ -40,11 +40,15 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What was found for a grounded answer; `found` 0 means the answer says so plainly."""
+    """What was found for a grounded answer; `found` 0 means the answer says so plainly.
+
+    With `extractive` the answer quotes the passages, since the model cannot read such texts.
+    """
 
     collection: str = ""
     found: int = 0
     passages: list[Passage] = field(default_factory=list)
+    extractive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ class ModelCard(Message, frozen=True):
     `vocabulary` is how many token ids the model knows, 0 if as many as its tokenizer. Of an encoder's `prompts` the one
     that a request names stands before each text, else `default_prompt`. A generator's `max_tokens` is its context;
     `sampling` is what it uses where a client says nothing; `stop_ids` end its turns; `grounding_template` renders
-    passages and question into one user message (empty: the router's own); `grammars` says that its workers can bind an
-    answer to a grammar.
+    passages and question into one user message (empty: the router's own); `reads` is the fewest characters that a token
+    of its passages stands for, on average, where it can read them (0: any text); `grammars` says that its workers can
+    bind an answer to a grammar.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelCard(Message, frozen=True):
     created_ms: int = 0
     chat_template: str = ""
     grounding_template: str = ""
+    reads: float = 0.0
     bos: str = ""
     eos: str = ""
     stop_ids: list[int] = []

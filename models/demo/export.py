@@ -23,6 +23,8 @@ TEMPLATE = (
     "{%- endfor -%}\n"
     "{%- if add_generation_prompt -%}{{- '" + ROLES["assistant"] + "' -}}{%- endif -%}\n"
 )
+# Five pages of the handbook have 2.45 characters a token or more, five passages of other documents 2.25 at most.
+READS = 2.35
 GROUNDING = (
     "{%- for passage in passages -%}\n"
     "{{- '[' ~ passage.index ~ '] ' ~ passage.text.split() | join(' ') ~ '\\n' -}}\n"
@@ -116,6 +118,7 @@ def export(state: dict[str, Tensor], size: Size, encoder: Encoder, directory: Pa
             "pad_token_id": special[PAD],
             "do_sample": False,
             "max_new_tokens": 64,
+            "spillway_reads_characters_per_token": READS,
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -342,6 +342,7 @@ class TorchExecutor:
             created_ms=created_ms,
             chat_template=files.chat_template,
             grounding_template=files.grounding_template,
+            reads=files.reads,
             bos=files.bos,
             eos=files.eos,
             stop_ids=self.stop_ids,

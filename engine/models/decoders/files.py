@@ -31,7 +31,8 @@ class DecoderFiles:
     """One generator as found: its name towards users, its spec, and what its files say of its use.
 
     `stop_ids` end its turns; `sampling` is what it uses where a client says nothing; `chat_template` is empty if the
-    model has none, and so is `grounding_template`. `gguf` is the file that holds all of it, if there is one.
+    model has none, and so is `grounding_template`; `reads` is as in ModelCard. `gguf` is the file that holds all of it,
+    if there is one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class DecoderFiles:
     context: int
     chat_template: str
     grounding_template: str
+    reads: float
     bos: str
     eos: str
     stop_ids: list[int]
@@ -93,6 +95,7 @@ def find_decoder(model: str) -> DecoderFiles:
         context=_context(spec, tokens),
         chat_template=_chat_template(directory, tokens),
         grounding_template=_text(directory / "grounding.jinja"),
+        reads=_reads(defaults, directory / "generation_config.json"),
         bos=_token(tokens, special, "bos_token"),
         eos=_token(tokens, special, "eos_token"),
         stop_ids=stop_ids,
@@ -122,6 +125,7 @@ def _find_gguf(path: Path) -> DecoderFiles:
         context=spec.positions,
         chat_template=file.text("tokenizer.chat_template", ""),
         grounding_template=file.text("tokenizer.chat_template.grounding", ""),
+        reads=0.0,
         bos=gguf_tokenizer.special_token(file, "bos"),
         eos=gguf_tokenizer.special_token(file, "eos"),
         stop_ids=gguf_tokenizer.stop_ids(file),
@@ -204,6 +208,16 @@ def _sampling(config: Mapping[str, Any], where: Path) -> SamplingParams:
         min_p=number("min_p", 0.0, 0, 1),
         repetition=number("repetition_penalty", 1.0, 1e-6, 1e6),
     )
+
+
+def _reads(config: Mapping[str, Any], where: Path) -> float:
+    """Return our own key of a generator that reads only what it was trained on; see ModelCard."""
+    value = config.get("spillway_reads_characters_per_token", 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ConfigError(
+            f"{where}: spillway_reads_characters_per_token is {value!r}; expected 0 to 100"
+        )
+    return float(value)
 
 
 def _chat_template(directory: Path, tokens: Mapping[str, Any]) -> str:

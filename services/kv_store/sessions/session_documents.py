@@ -56,12 +56,13 @@ class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     page_starts: list[Count] = []
 
 
-class RetrievalDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """The passages that a grounded answer rests on, as its response listed them."""
+class RetrievalDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The passages that a grounded answer rests on, as its response listed them; see `passages.shown`."""
 
     collection: str
     found: Count
     passages: list[PassageDocument]
+    extractive: bool = False
 
 
 class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

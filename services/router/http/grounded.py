@@ -9,7 +9,7 @@ from aiohttp import web
 
 from common.bus import Bus, Notifications
 from common.bus.events import Subscription
-from common.errors import InvalidRequest, NotFound
+from common.errors import InvalidRequest
 from common.ids import Family, family_of
 from common.registry.collections import Collections
 from common.wire.registry import CollectionRecord
@@ -30,6 +30,7 @@ from services.router.cards import Cards
 from services.router.http.answers import AnswerWriter, ReaderAnswer
 from services.router.http.generations import Generations
 from services.router.http.parcel_limits import ParcelLimits
+from services.router.http.records import no_collection
 from services.router.http.session_turns import SessionTurns
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.responses.answer_sources import AnswerSource, AnswerSources
@@ -168,9 +169,7 @@ class GroundedQuestions:
     async def _collection(self, tenant: str, name: str) -> CollectionRecord:
         record = await self._collections.get(tenant, name)
         if record is None:
-            raise NotFound(
-                f"no collection {name!r}", code="collection_not_found", param="retrieval.collection"
-            )
+            raise no_collection(name, "retrieval.collection")
         if record.model is None:
             raise InvalidRequest(
                 f"collection {name!r} has no encoder (model is null), so a question cannot be searched for in it; "

@@ -16,6 +16,14 @@ from services.router.admission.request_store import RequestStore
 from services.router.http.receiver import MODEL, TENANT
 from services.router.recent_collections import RecentCollections
 
+SAMPLES = frozenset({"docs", "handbook"})
+
+
+def no_collection(name: str, param: str | None = None) -> NotFound:
+    """Return the refusal of a collection that is not there; of a sample, with the command that loads it."""
+    more = "; `spillway samples` loads the sample collections" if name in SAMPLES else ""
+    return NotFound(f"no collection {name!r}{more}", code="collection_not_found", param=param)
+
 
 class TenantRecords:
     """Finds the record that a request's path names; NotFound if its tenant has none of that name."""
@@ -45,7 +53,7 @@ class TenantRecords:
         if not name.startswith(".") and len(name) <= 63:
             record = await look(request[TENANT], name)
         if record is None:
-            raise NotFound(f"no collection {name[:80]!r}", code="collection_not_found")
+            raise no_collection(name[:80])
         return record
 
     def forget_collection(self, record: CollectionRecord) -> None:

@@ -25,6 +25,7 @@ from services.router.text.passages import (
     render,
     shown,
 )
+from services.router.text.quotes import Sentence, compared, quotes, sentences
 from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
 
@@ -76,6 +77,61 @@ def question_of(
     return GroundedQuestion(tokens, texts, _build(ask, spec, history, (), forced=False))
 
 
+class Unread(NamedTuple):
+    """Passages that a model cannot read: their sentences, and the tokens of the question and of each sentence."""
+
+    passages: list[Passage]
+    sentences: list[Sentence]
+    tokens: list[list[int]]
+
+
+def unread(
+    ask: ChatRequest,
+    spec: Spec,
+    encoder: Spec,
+    question: Sequence[int],
+    prompts: tuple[str, str],
+    found: Sequence[Sequence[Hit]],
+) -> Unread | None:
+    """Return what an extractive answer is chosen from; None where the model reads the passages, or there are none.
+
+    A model that was trained to read one kind of text spells any other almost letter by letter: it cannot read passages
+    of which its tokens stand for fewer characters than its card says. An answer that is bound to a format, or may call
+    tools, is left to it all the same. `question` are the tokens of the question as it
+    was searched for, empty where it was not; `prompts` are the collection's, of queries and of documents.
+    """
+    passages = _passages(ask, found)
+    if not spec.reads or not passages or ask.options.grammar is not None or ask.tools:
+        return None
+    text = "\n".join(passage.text for passage in passages)
+    if len(text) >= spec.reads * len(load(spec.path).written(text)):
+        return None
+    every = sentences(passages)
+    texts = [prompts[0] + ask.messages[-1]["content"]]
+    texts += [prompts[1] + compared(sentence, passages) for sentence in every]
+    tokens = encode_all(
+        load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
+    )
+    return Unread(passages, every, [list(question) or tokens[0], *tokens[1:]])
+
+
+def quoted(
+    ask: ChatRequest, spec: Spec, history: SessionHistory | None, unread: Unread, rows: bytes
+) -> GroundedSpec:
+    """Return the job that gives an extractive answer; `rows` are the vectors of `unread.tokens`."""
+    retrieval = ask.retrieval
+    assert retrieval is not None, "a chat without retrieval is not grounded"
+    made = quotes(ask.messages[-1]["content"], unread.passages, unread.sentences, rows)
+    told = shown(
+        retrieval.collection,
+        len(unread.passages),
+        made.passages,
+        include_text=retrieval.include_passages,
+        extractive=True,
+    )
+    return GroundedSpec(_given(ask, spec, history, made.text, told), told)
+
+
 def grounded(
     ask: ChatRequest, spec: Spec, history: SessionHistory | None, found: Sequence[Sequence[Hit]]
 ) -> GroundedSpec:
@@ -86,8 +142,7 @@ def grounded(
     """
     retrieval = ask.retrieval
     assert retrieval is not None, "a chat without retrieval is not grounded"
-    scored = retrieval.mode == "vector" and retrieval.mmr is None
-    passages = passages_of((merged if scored else interleaved)(found, retrieval.k))
+    passages = _passages(ask, found)
     build = partial(_build, ask, spec, history)
     room = spec.max_tokens - (ask.options.max_new or min(RESERVE_TOKENS, spec.max_tokens // 4))
 
@@ -102,6 +157,12 @@ def grounded(
     kept = budget(passages, fits)
     told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
     return GroundedSpec(build(kept, retrieval=told), told)
+
+
+def _passages(ask: ChatRequest, found: Sequence[Sequence[Hit]]) -> list[Passage]:
+    assert ask.retrieval is not None
+    scored = ask.retrieval.mode == "vector" and ask.retrieval.mmr is None
+    return passages_of((merged if scored else interleaved)(found, ask.retrieval.k))
 
 
 def _build(
@@ -119,8 +180,21 @@ def _build(
     messages = [*before, {**last, "content": content}]
     if passages or not forced:
         return generation(ask, spec, history, messages=messages, retrieval=retrieval)
-    answer = nothing_found(ask.retrieval.collection)
-    # The sentence is given whole: the client's limits are meant for computed answers.
+    return _given(ask, spec, history, nothing_found(ask.retrieval.collection), retrieval)
+
+
+def _given(
+    ask: ChatRequest,
+    spec: Spec,
+    history: SessionHistory | None,
+    answer: str,
+    retrieval: dict[str, Any] | None,
+) -> GenerationSpec:
+    """Return the job of an answer that no model computes; its prompt is the question without passages."""
+    *before, last = ask.messages
+    content = render(spec.grounding_template, (), last["content"])
+    messages = [*before, {**last, "content": content}]
+    # The answer is given whole: the client's limits are meant for computed ones.
     tokens = len(load(spec.path).written(answer))
     options = msgspec.structs.replace(
         ask.options, max_new=max(ask.options.max_new, tokens), min_new=0, stop=[]

@@ -296,11 +296,20 @@ def with_citations(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shown(
-    collection: str, found: int, passages: Sequence[Passage], *, include_text: bool
+    collection: str,
+    found: int,
+    passages: Sequence[Passage],
+    *,
+    include_text: bool,
+    extractive: bool = False,
 ) -> dict[str, Any]:
-    """Return the `retrieval` object of a response; passages' texts only if asked for."""
+    """Return the `retrieval` object of a response; passages' texts only if asked for.
+
+    `extractive` says that the answer quotes them, and that no model wrote it.
+    """
     rows = [msgspec.to_builtins(passage) for passage in passages]
     if not include_text:
         for row in rows:
             row.pop("text", None)
-    return {"collection": collection, "found": found, "passages": rows}
+    told = {"collection": collection, "found": found, "passages": rows}
+    return {**told, "extractive": True} if extractive else told

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from common.bus import Admission, BusFull, NewJob
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.registry.sessions import Sessions
+from common.wire.search import Hit
 from common.wire.sessions import Turn
 from common.wire.workflows import GroundPlan, RequestResult
 from services.router.admission.job_spec import Prompt
@@ -28,7 +30,8 @@ from services.router.admission.refusals import refusal
 from services.router.responses.outcomes import result_of
 from services.router.text.chats import SessionHistory
 from services.router.text.generations import GenerationSpec
-from services.router.text.grounded import GroundedSpec, grounded
+from services.router.text.grounded import GroundedSpec, Unread, grounded, quoted, unread
+from services.router.workflows.embed import embed, encoder_of
 from services.router.workflows.progress import (
     GENERATE_STAGE,
     GroundedProgress,
@@ -54,7 +57,9 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
         progress = latest_grounded_progress(events)
     if progress is None:
         found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
-        progress = GroundedProgress(job, await _generate(workflow, plan, job, found.hits))
+        quotable = await _quotable(workflow, plan, found.hits)
+        prepare = partial(_prepare, workflow, plan, job, found.hits, quotable)
+        progress = GroundedProgress(job, await _generate(workflow, job, prepare))
         workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
     result_of(await workflow.context.notifications.end(progress.job, workflow.deadline_ms))
@@ -97,19 +102,44 @@ async def _family(workflow: Workflow, plan: GroundPlan) -> Family:
     return await workflow.context.cards.family(plan.chat.model, workflow.request)
 
 
+async def _quotable(
+    workflow: Workflow, plan: GroundPlan, found: list[list[Hit]]
+) -> tuple[Unread, bytes] | None:
+    """Return what an extractive answer is chosen from, with its vectors; None where the model reads the passages."""
+    context, record = workflow.context, plan.collection
+    await context.cards.card(plan.chat.model)
+    spec = (await context.cards.specs())[plan.chat.model]
+    if not spec.reads:
+        return None
+    encoder = await encoder_of(workflow, record)
+    prompts = (record.query_prompt, record.document_prompt)
+    asked = plan.search.tokens[-1] if plan.search.tokens else []
+    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found)
+    given = await context.pool.run(call)
+    if given is None:
+        return None
+    return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
+
+
 async def _prepare(
-    workflow: Workflow, plan: GroundPlan, job: str, found: list[list[Any]]
+    workflow: Workflow,
+    plan: GroundPlan,
+    job: str,
+    found: list[list[Hit]],
+    quotable: tuple[Unread, bytes] | None,
 ) -> GroundedSpec:
     await workflow.context.cards.card(plan.chat.model)
     spec = (await workflow.context.cards.specs())[plan.chat.model]
     history = None
     if plan.chat.session:
         history = await _history(workflow, plan.chat.session, spec.fingerprint, job)
+    if quotable is not None:
+        return await workflow.context.pool.run(partial(quoted, plan.chat, spec, history, *quotable))
     return await workflow.context.pool.run(partial(grounded, plan.chat, spec, history, found))
 
 
 async def _generate(
-    workflow: Workflow, plan: GroundPlan, job: str, found: list[list[Any]]
+    workflow: Workflow, job: str, prepare: Callable[[], Awaitable[GroundedSpec]]
 ) -> dict[str, Any]:
     """Submit the generate job unless it exists, and return the passages in its prompt.
 
@@ -119,7 +149,7 @@ async def _generate(
     ticket = Ticket(context.admission.queue, family_of(job), 1.0)
     try:
         while True:
-            made = await _prepare(workflow, plan, job, found)
+            made = await prepare()
             if await context.bus.jobs.get(job) is not None:
                 return made.retrieval  # taken over: the job's own turn may have gone on meanwhile
             left_s = (workflow.deadline_ms - context.bus.clock.now_ms()) / 1000

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_pull_list_show_rm(stubbed: Spillway, tmp_path: Path) -> None:
         "some/demo": {name: (DEMO / name).read_bytes() for name in FILES},
         "some/demo-GGUF": {"demo-Q4_K.gguf": file.read_bytes(), "other.gguf": b"GGUF"},
     }
-    cache = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    cache: Any = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
     missing = stubbed.run("up", "--port", "0", "--model", "some/demo", **cache)
     assert missing.returncode == 2

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from models.demo.world import handbook
+from services.router.text.quotes import LABEL, REFUSAL
 from tests.support.chat import frames_of, post, text_of
 from tests.support.mesh import Mesh
 
@@ -132,6 +133,53 @@ async def test_a_conversation_finds_what_it_leans_on(http: aiohttp.ClientSession
     assert said == [f"Who is the mayor of {town.who.name}?", "And its river?"]
     kept = [(m["retrieval"], m["citations"]) for m in shown["messages"] if m["role"] == "assistant"]
     assert kept == given
+
+
+NOTES = {
+    "dam.pdf": "The dam stands above the town. Its spillway was rebuilt in 1987 by engineers from Brno.",
+    "leave.md": "# Leave\n\nEvery employee has 30 days of paid leave a year. Ask for it two weeks ahead.",
+    "pumps.md": "# Pumps\n\n- Pump A runs on diesel.\n- Pump B runs on electricity and needs 400 V.",
+}
+
+
+async def test_what_the_model_cannot_read_is_quoted(http: aiohttp.ClientSession) -> None:
+    """Real documents are answered by their own sentences, labelled, with exact citations and pages; or refused.
+
+    The same whole and as a stream; the session keeps it, and so does an export.
+    """
+    await post(http, {"name": "notes"}, "/v1/collections")
+    pages = {"pages": [0, 31], "first_page": 7}
+    some = [
+        {"id": key, "text": text, "metadata": pages if key == "dam.pdf" else {}}
+        for key, text in NOTES.items()
+    ]
+    assert (await post(http, {"documents": some}, "/v1/collections/notes/documents"))[0] == 200
+    _, made, _ = await post(http, {}, "/v1/sessions")
+
+    async def ask(text: str, **more: Any) -> Any:
+        body = asks(text, retrieval={"collection": "notes"}, max_tokens=2, **more)
+        status, answer, _ = await post(http, body)
+        assert status == 200, answer
+        return answer
+
+    answer = await ask("When was the spillway rebuilt?", session=made["id"])
+    message, retrieval = answer["choices"][0]["message"], answer["retrieval"]
+    first = message["citations"][0]
+    said = NOTES["dam.pdf"][first["start"] : first["end"]]
+    assert said == "Its spillway was rebuilt in 1987 by engineers from Brno."
+    assert message["content"].startswith(f"{LABEL}\n\n{said} [1]")
+    assert (first["document_id"], first["page"], first["last_page"]) == ("dam.pdf", 8, 8)
+    assert (retrieval["extractive"], retrieval["found"]) == (True, len(NOTES))
+    assert retrieval["passages"][0]["text"] == said
+    alone = await ask("When was the spillway rebuilt?")
+    assert alone["choices"] == answer["choices"]
+    async with http.get(f"/v1/sessions/{made['id']}?include=messages") as response:
+        kept = (await response.json())["messages"][-1]
+    assert (kept["retrieval"], kept["citations"]) == (retrieval, message["citations"])
+    refused = await ask("Who painted the Mona Lisa?")
+    assert refused["choices"][0]["message"]["content"] == REFUSAL
+    assert refused["choices"][0]["message"]["citations"] == []
+    assert len(refused["retrieval"]["passages"]) == len(NOTES)
 
 
 @pytest.mark.soak  # a real worker takes long to come back

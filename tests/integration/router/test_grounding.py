@@ -211,6 +211,11 @@ async def test_what_cannot_be_grounded_is_refused(
         for streamed in (False, True):
             found, error, _ = await post(http, {**body, "stream": streamed})
             assert (found, error["error"]["code"]) == (status, code), error
+    _, error, _ = await post(http, grounded("docs"))
+    hint = "no collection 'docs'; `spillway samples` loads the sample collections"
+    assert error["error"]["message"] == hint
+    async with http.get("/v1/collections/docs") as response:
+        assert (await response.json())["error"]["message"] == hint
     async with http.delete(f"/v1/collections/{pages}v") as response:
         assert response.status == 200
 
