@@ -32,6 +32,7 @@ from engine.models.decoders.compiled_decoder import PAGE_KINDS
 from engine.models.decoders.spec import DecoderSpec
 
 PATIENCE_S = 0.2
+SLOWEST = 1e9  # bytes a second: a helper that reads pages more slowly may be late
 SLOTS = 4  # more than sub-batches of a step
 ROWS = 256
 MOST_REST = 256
@@ -40,9 +41,10 @@ MOST_REST = 256
 class HelpedAttention:
     """Attends by the helper at `listener` while there is one, else by `own` (see `HostAttention`).
 
-    A helper that keeps a layer waiting for `patience_s` seconds is not asked for the next sub-batches: twice as many
-    each time, until it is in time again. `layers` counts layers of sub-batches by who attended: the helper, this worker
-    because the helper was late or had gone, or this worker because there was none to ask.
+    A layer is waited for `patience_s` seconds and for as long as a slow machine reads its pages. A helper that is late
+    is not asked for the next sub-batches: twice as many each time, until it is in time again. `layers` counts layers of
+    sub-batches by who attended: the helper, this worker because the helper was late or had gone, or this worker because
+    there was none to ask.
     """
 
     def __init__(
@@ -69,8 +71,13 @@ class HelpedAttention:
         channel = self.listener.channel
         if channel is not None and self._trusts(channel):
             self._turn = (self._turn + 1) % SLOTS
-            if channel.plan(self._turn, self._tables(queries)):
-                return _HelpedSubBatch(self, channel, self._turn, queries)
+            step = self._tables(queries)
+            if channel.plan(self._turn, step):
+                reading_s = [
+                    len(table) * pool.data[0, 0].nbytes / SLOWEST
+                    for table, pool in zip(step.tables, self._pools, strict=True)
+                ]
+                return _HelpedSubBatch(self, channel, self._turn, queries, reading_s)
         self.layers["worker"] += self._all_layers
         return self.own.plan(queries)
 
@@ -89,10 +96,9 @@ class HelpedAttention:
         self._late += 1
         self._rest = min(1 << self._late, MOST_REST)
 
-    @property
-    def waits_s(self) -> float:
-        """How long a layer of the helper's is waited for now."""
-        return 0.0 if self._rest else self.patience_s
+    def waits_s(self, reading_s: float) -> float:
+        """Return how long a layer is waited for whose pages a slow machine reads in so many seconds."""
+        return 0.0 if self._rest else max(0.0, self.patience_s + reading_s)
 
     def _trusts(self, channel: HostChannel) -> bool:
         if channel is not self._asked:
@@ -115,9 +121,11 @@ class _HelpedSubBatch:
         channel: HostChannel,
         slot: int,
         queries: Sequence[QueryRows],
+        reading_s: Sequence[float],
     ) -> None:
+        """`reading_s` are the seconds in which a slow machine reads one layer's pages of each group."""
         self._attention, self._channel, self._slot = attention, channel, slot
-        self._queries = queries
+        self._queries, self._reading_s = queries, reading_s
         self._own: HostSubBatch | None = None
 
     def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
@@ -133,9 +141,10 @@ class _HelpedSubBatch:
         self._attention.layers["late"] += 1
         return self._own.submit(group, at, joined, out)
 
-    def wait(self, out: Tensor) -> HostSpan | None:
+    def wait(self, group: int, out: Tensor) -> HostSpan | None:
         """Wait for the helper; None if it is late or has gone."""
-        span = self._channel.wait(self._slot, out.data_ptr(), self._attention.waits_s)
+        patience_s = self._attention.waits_s(self._reading_s[group])
+        span = self._channel.wait(self._slot, out.data_ptr(), patience_s)
         if span is None:
             self._attention.too_late()
             return None
@@ -150,7 +159,7 @@ class _HelpedResult:
         self._batch, self._group, self._at, self._joined, self._out = batch, group, at, joined, out
 
     def wait(self) -> HostSpan:
-        span = self._batch.wait(self._out)
+        span = self._batch.wait(self._group, self._out)
         if span is None:
             return self._batch.alone(self._group, self._at, self._joined, self._out).wait()
         return span

@@ -209,7 +209,7 @@ def test_a_helper_that_stands_still(sides: Sides, tmp_path: Path) -> None:
 
 def test_a_slow_helper(sides: Sides, tmp_path: Path) -> None:
     """What a helper does too late is dropped, also where it is still busy when the next step begins."""
-    sides.helped.patience_s = 0.0
+    sides.helped.patience_s = -NEVER_S
     with helper_process(sides.socket, tmp_path, "--slowdown", "10"):
         wait_until(lambda: sides.helped.listener.channel)
         for seed in range(30):

@@ -273,7 +273,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "many layers": (_key("llama.block_count", struct.pack("<II", 4, 900)), "900, of which the file has no"),
     "no heads": (_key("llama.attention.head_count", struct.pack("<II", 4, 0)), "head_count is 0; expected"),
     "heads": (_key("llama.attention.head_count", struct.pack("<II", 4, 7)), "must be a multiple of"),
-    "width": (_key("llama.embedding_length", struct.pack("<II", 4, 1 << 30)), "hidden_size is 1073741824; expected at most"),
+    "width": (_key("llama.embedding_length", struct.pack("<II", 4, 1 << 30)), "hidden_size is 1073741824; expected"),
     "partial rotation": (
         _key("llama.rope.dimension_count", struct.pack("<II", 4, 16)), "dimension_count is 16; expected 32",
     ),
