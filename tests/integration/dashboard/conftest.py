@@ -33,7 +33,8 @@ DOCUMENTS = [
     {
         "id": "prutholm.md",
         "text": "# Prutholm\n\nPrutholm is a quiet town in a valley. Prutholm draws its water from the river "
-        "Krisia. It has Romel Thomen as mayor. The chief export of Prutholm is wine.",
+        "Krisia. It has Romel Thomen as mayor. Visitors come to the town for the old bridge over the river. "
+        "The chief export of Prutholm is wine.",
     },
     {"id": '<img src=x onerror="window.pwned = 3">', "text": f"A hostile page of stars: {HOSTILE}"},
 ]
