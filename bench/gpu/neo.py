@@ -168,16 +168,22 @@ class _Server:
             "read_bytes_per_s": _read_rate(cores, self._size.read_bytes),
         }
 
-    def serve(self, cell: NeoCell, points: OffloadPoints | None) -> HomeServed:
-        """Serve all streams; the prompts are the same in every cell."""
-        pages = self._size.capacities[cell.capacity] // PAGE
+    def device_tokens(self, cell: NeoCell) -> int:
+        """Return the tokens for which the device has pages in a cell."""
+        return self._size.capacities[cell.capacity] // PAGE * PAGE
+
+    def serve(
+        self, cell: NeoCell, points: OffloadPoints | None, *, streams: int | None = None
+    ) -> HomeServed:
+        """Serve all streams, or so many; the prompts are the same in every cell."""
+        pages = self.device_tokens(cell) // PAGE
         context = min(self._whole.context, pages * PAGE)
         self.executor.shape = self._whole._replace(pages=pages, context=context)
         homes = None
         if points is not None:
             self.use_cores(cell.cores)
             homes = HomePlanner(self.executor, OffloadProfile(points), OffloadMode(cell.mode))
-        given = prompts(self.executor, self._size.streams, self._size.prompt, seed=11)
+        given = prompts(self.executor, streams or self._size.streams, self._size.prompt, seed=11)
         capacity = DecoderCapacity(
             self._probes, slo_s=120.0, context=self.executor.shape.context, itl_s=_FOREVER_S
         )
@@ -186,18 +192,21 @@ class _Server:
 
     def warm(self, points: OffloadPoints) -> None:
         """Serve a few short answers alone and with the host, so that kernels are compiled and graphs captured."""
-        whole, self._size = self._size, self._size._replace(streams=4)
-        cell = NeoCell(next(iter(whole.capacities)), min(whole.outputs))
-        self.serve(cell, None)
-        self.serve(cell._replace(mode=OffloadMode.FULL.value, cores=whole.cores[-1]), points)
-        self._size = whole
+        cell = NeoCell(next(iter(self._size.capacities)), min(self._size.outputs))
+        self.serve(cell, None, streams=4)
+        full = cell._replace(mode=OffloadMode.FULL.value, cores=self._size.cores[-1])
+        self.serve(full, points, streams=4)
 
 
 def alone(server: _Server, cell: NeoCell) -> dict[str, Any]:
     """Measure the device alone; keeps the tokens, with which those of all modes are compared."""
     served = server.serve(cell, None)
     told = [" ".join(map(str, tokens)) for tokens in served.tokens]
-    return {"tokens_per_s": _rate(served), "tokens": told}
+    return {
+        "device_tokens": server.device_tokens(cell),
+        "tokens_per_s": _rate(served),
+        "tokens": told,
+    }
 
 
 def mode(server: _Server, cell: NeoCell, record: Record) -> dict[str, Any]:
@@ -216,6 +225,7 @@ def mode(server: _Server, cell: NeoCell, record: Record) -> dict[str, Any]:
     span_s = sum(step.span_s for step in served.steps)
     chosen = _chosen(served.steps)
     return {
+        "device_tokens": server.device_tokens(cell),
         "tokens_per_s": _rate(served),
         "gain": _rate(served) / beside["tokens_per_s"],
         "host_share": sum(step.on_host for step in served.steps) / total,
@@ -282,7 +292,7 @@ def draw(lines: Sequence[str]) -> list[str]:
     return [f"    {name:6} |{''.join(side[:DRAWN])}| {end:.2f} ms" for name, side in sides.items()]
 
 
-def show(found: dict[str, Any], size: Size) -> None:
+def show(found: dict[str, Any]) -> None:
     """Print a line a cell, and the timeline of NEO's steps."""
     for name, cell in found.items():
         kind, *rest = name.split("/")
@@ -295,7 +305,7 @@ def show(found: dict[str, Any], size: Size) -> None:
         elif kind == "costs":
             print(f"{name:20} host memory {cell['read_bytes_per_s'] / 1e9:.1f} GB/s")
         else:
-            where = f"{rest[0]}, {size.capacities[rest[0]]} tokens, answer {', '.join(rest[1:])}"
+            where = f"{rest[0]}, {cell['device_tokens']} tokens, answer {', '.join(rest[1:])}"
             if "gain" not in cell:
                 print(f"{where}: {cell['tokens_per_s']:.1f} tokens/s")
                 continue
@@ -381,7 +391,7 @@ def main(argv: list[str] | None = None) -> int:
                     record.fill(cell.name, compute)
             finally:
                 server.executor.close()
-    show(record.cells, size)
+    show(record.cells)
     if record.left:
         print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
         return AGAIN
