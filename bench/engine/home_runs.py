@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.engine import random_models
+from bench.engine import exactness, random_models
 from common.cost.step import Step
 from common.pages.identity import page_ids, root_id
 from common.types.generation import SamplingParams
@@ -72,7 +72,8 @@ class HomeCounts(NamedTuple):
     """Answers that differ from those of the device alone, those compared, and what happened on the way.
 
     `device` and `host` are rows attended there in steps in stages, `preempted` sequences that lost their pages, `moves`
-    those that changed their home, `aborted` requests, and `shared` prompt tokens that were found computed.
+    those that changed their home, `aborted` requests, and `shared` prompt tokens that were found computed. `excused`
+    answers differ first where the model itself is undecided, which counts where bits depend on the batch.
     """
 
     wrong: list[str]
@@ -83,18 +84,19 @@ class HomeCounts(NamedTuple):
     moves: int
     aborted: int
     shared: int
+    excused: int = 0
 
 
-def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
+def sides(kind: str, directory: Path, host_socket: str = "", device: str = "cpu") -> HomeSides:
     """Write a small model of a kind ("family dtype") and load both executors, one for helpers at a socket if given."""
     family, dtype = kind.split()
     random_models.write(directory, family, random_models.windowed(family, 2))
     alone = TorchExecutor.load(
-        str(directory), device="cpu", dtype=dtype, threads=1, kv_bytes=4 << 20
+        str(directory), device=device, dtype=dtype, threads=1, kv_bytes=4 << 20
     )
     each = sum(alone.shape.page_bytes)
     executor = TorchExecutor.load(
-        str(directory), device="cpu", dtype=dtype, threads=1, kv_bytes=PAGES * each,
+        str(directory), device=device, dtype=dtype, threads=1, kv_bytes=PAGES * each,
         host_bytes=HOST_PAGES * each, host_threads=1, host_socket=host_socket,
     )  # fmt: skip
     return HomeSides(executor, measure_stages(executor, 64, 4), alone)
@@ -103,11 +105,13 @@ def sides(kind: str, directory: Path, host_socket: str = "") -> HomeSides:
 async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
     """Compute random work in a mode and on the device alone; raises what breaks an invariant of the pages.
 
-    Alone there is room for all requests from the beginning, none is aborted, and steps have another size.
+    Alone there is room for all requests from the beginning, none is aborted, and steps have another size. All is drawn
+    greedily, without penalties, where bits depend on the batch.
     """
     draw = random.Random(seed)
     head = [draw.randrange(random_models.VOCABULARY) for _ in range(HEAD)]
-    works = [_work(draw, head) for _ in range(draw.randint(3, 9))]
+    samplings = SAMPLINGS if sides.alone.exact else SAMPLINGS[:1]
+    works = [_work(draw, head, samplings) for _ in range(draw.randint(3, 9))]
     profile = OffloadProfile(_scaled(sides.points, draw))
     homes = HomePlanner(sides.executor, profile, mode)
     before = dict(sides.executor.attended)
@@ -122,11 +126,14 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         )
     finally:
         device.close()
-    wrong = [
-        f"request {number}: {found[number]} instead of {answer}"
-        for number, answer in zip(kept, expected, strict=True)
-        if found[number] != answer
-    ]
+    wrong, excused = [], 0
+    for number, answer in zip(kept, expected, strict=True):
+        if found[number] == answer:
+            continue
+        if _undecided(sides.alone, works[number].prompt, found[number], answer):
+            excused += 1
+        else:
+            wrong.append(f"request {number}: {found[number]} instead of {answer}")
     after = sides.executor.attended
     return HomeCounts(
         wrong,
@@ -137,7 +144,28 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         run.moves,
         len(works) - len(kept),
         run.shared,
+        excused,
     )
+
+
+def _undecided(
+    alone: TorchExecutor, prompt: list[int], found: list[list[int]], expected: list[list[int]]
+) -> bool:
+    """True if all choices that differ do so first where the two likeliest tokens are nearly as likely."""
+    if alone.exact:
+        return False
+    for ours, theirs in zip(found, expected, strict=True):
+        same = [ours[at] == theirs[at] for at in range(min(len(ours), len(theirs)))]
+        if all(same):
+            if ours != theirs:
+                return False
+            continue
+        first = same.index(False)
+        text = [*prompt, *theirs[:first]]
+        best = exactness.logits_alone(alone, text, random.Random(1))[-1].topk(2).values
+        if best[0] - best[1] >= exactness.GAP:
+            return False
+    return True
 
 
 class _Run:
@@ -207,12 +235,12 @@ class _Run:
         return Generation(request, self._vocabulary, self._order - work.n)
 
 
-def _work(draw: random.Random, head: list[int]) -> Work:
+def _work(draw: random.Random, head: list[int], samplings: Sequence[SamplingParams]) -> Work:
     tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, TAIL))]
     aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
         head[: draw.choice((0, 40, HEAD))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, NEW),
-        draw.choice(SAMPLINGS), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
+        draw.choice(samplings), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
     )  # fmt: skip
 
 

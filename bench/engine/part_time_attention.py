@@ -16,6 +16,7 @@ from engine.decoder.executor.host_attention import (
     HostSpan,
     HostSubBatch,
 )
+from engine.decoder.executor.host_link import Ready
 from engine.kernels.attention_plan import QueryRows
 
 
@@ -43,11 +44,15 @@ class _PartTimeSubBatch:
     def __init__(self, thread: ThreadPoolExecutor, inner: HostSubBatch, share: float) -> None:
         self._thread, self._inner, self._share = thread, inner, share
 
-    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
-        return _PartTimeResult(self._thread.submit(self._attend, group, at, joined, out))
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> HostResult:
+        return _PartTimeResult(self._thread.submit(self._attend, group, at, joined, out, ready))
 
-    def _attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostSpan:
-        worked = self._inner.submit(group, at, joined, out).wait()
+    def _attend(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None
+    ) -> HostSpan:
+        worked = self._inner.submit(group, at, joined, out, ready).wait()
         time.sleep((worked.end_s - worked.begin_s) * (1 / self._share - 1))
         return worked._replace(end_s=SYSTEM.perf_s())
 

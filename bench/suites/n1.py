@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from bench.document import BenchOptions, Body
-from bench.engine.driver import GREEDY
+from bench.engine.home_serving import HomeService, serve
 from bench.engine.part_time_attention import PartTimeAttention
 from bench.gpu import shapes
 from bench.partial import Partial
@@ -28,19 +28,12 @@ from common.cost.step import Step
 from common.cost.table import CostTable
 from common.devices import detect
 from common.errors import ConfigError
-from common.pages.identity import root_id
 from engine.decoder.capacity import DecoderCapacity, measure
-from engine.decoder.engine import SEVERAL, DecoderEngine
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.offload.costs import OffloadPoints, OffloadProfile
 from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.offload.plan import OffloadLimits, OffloadMode
 from engine.decoder.offload.probes import measure_stages
-from engine.decoder.output.choice import StopRules
-from engine.decoder.output.detokenizer import Vocabulary
-from engine.decoder.scheduler import StepLimits
-from engine.device import DeviceQueue
 from engine.models.decoders.compiled_decoder import load_kernels
 from loadgen import stats
 
@@ -250,35 +243,13 @@ async def _serve(
     homes = (
         None if mode == ALONE else HomePlanner(executor, OffloadProfile(points), OffloadMode(mode))
     )
-    device = DeviceQueue()
-    try:
-        engine = DecoderEngine(
-            executor, capacity, StepLimits(STEP_TOKENS, STREAMS), device, several=SEVERAL, homes=homes
-        )  # fmt: skip
-        draw, vocabulary = random.Random(seed), Vocabulary(executor.tokenizer_json())
-        for stream in range(STREAMS):
-            tokens = [draw.randrange(executor.shape.vocabulary) for _ in range(PROMPT)]
-            request = GenerationRequest(
-                str(stream), [tokens], StopRules(cell.output), root_id(mode, seed), sampling=GREEDY
-            )  # fmt: skip
-            engine.add(Generation(request, vocabulary, stream))
-        began = time.perf_counter()
-        while not engine.idle or engine.running:
-            step = engine.running
-            if step is None:
-                parts = engine.plan()
-                step = None if parts is None else engine.submit(parts)
-            if step is None:
-                await engine.wait(1.0)
-                continue
-            engine.submit_ahead()
-            engine.commit(step, await step.handle.result())
-        seconds = time.perf_counter() - began
-        while engine.offload.tiers.moving:  # noqa: ASYNC110 - copies of idle pages notify nobody here
-            await asyncio.sleep(0.001)
-    finally:
-        device.close()
-    rate = STREAMS * cell.output / seconds
+    draw = random.Random(seed)
+    prompts = [
+        [draw.randrange(executor.shape.vocabulary) for _ in range(PROMPT)] for _ in range(STREAMS)
+    ]
+    service = HomeService(prompts, cell.output, STEP_TOKENS, f"{mode} {seed}")
+    served = await serve(executor, capacity, service, homes)
+    rate = STREAMS * cell.output / served.seconds
     if homes is None:
         return Served(rate)
     return Served(

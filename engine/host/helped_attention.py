@@ -17,6 +17,7 @@ from engine.decoder.executor.host_attention import (
     HostSpan,
     HostSubBatch,
 )
+from engine.decoder.executor.host_link import Ready
 from engine.decoder.executor.interface import AttendedBy
 from engine.host.channel import (
     ChannelLayout,
@@ -128,7 +129,11 @@ class _HelpedSubBatch:
         self._queries, self._reading_s = queries, reading_s
         self._own: HostSubBatch | None = None
 
-    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> HostResult:
+        if ready is not None:
+            ready()  # the helper reads at once
         if self._own is not None:
             return self.alone(group, at, joined, out)
         self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)

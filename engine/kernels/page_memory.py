@@ -122,7 +122,8 @@ class PageMemory:
 
     def store(self, page: int, layer: int, packed: Tensor) -> None:
         """Store one layer of a page (2, kv heads, PAGE, dim) that is in the packed layout."""
-        self.data[page, layer] = packed if self.packed else unpack(packed)
+        there = packed.to(self.data.device, non_blocking=True)
+        self.data[page, layer] = there if self.packed else unpack(there)
 
     def _put(self, at: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (n, dim) at indices of keys among all rows of `dim` numbers."""
@@ -146,20 +147,48 @@ def copy_pages(
     targets: Sequence[int],
     target_layer: int,
 ) -> None:
-    """Copy one layer of pages of one type from one pool to another, whatever their layouts and devices."""
+    """Copy one layer of pages of one type from one pool to another, whatever their layouts and devices.
+
+    Between devices it is not waited for: the copy is one of the current stream.
+    """
     if pages:
-        store_layer(target, targets, target_layer, read_layer(source, pages, layer))
+        found = read_layer(source, pages, layer, target.data.device)
+        store_layer(target, targets, target_layer, found)
 
 
-def read_layer(source: PageMemory, pages: Sequence[int], layer: int) -> Tensor:
-    """Return one layer of pages, (pages, 2, kv heads, PAGE, dim), in the packed layout."""
-    return source.form(source.data[list(pages), layer])
+def read_layer(
+    source: PageMemory, pages: Sequence[int], layer: int, device: torch.device
+) -> Tensor:
+    """Return one layer of pages, (pages, 2, kv heads, PAGE, dim), in the packed layout.
+
+    It is on the device that computes: the source's, or `device`, where they go, if the source's is the CPU.
+    """
+    here = source.data.device
+    if here.type != "cpu" or device.type == "cpu":
+        return source.form(source.data[_places(pages, here), layer])
+    found = torch.empty(
+        (len(pages), *source.data.shape[2:]), dtype=source.data.dtype, device=device
+    )
+    for place, page in enumerate(pages):
+        found[place].copy_(source.data[page, layer], non_blocking=True)
+    return source.form(found)
 
 
 def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Tensor) -> None:
     """Store one layer of pages that `read_layer` returned."""
-    found = packed if target.packed else unpack(packed)
-    target.data[list(pages), layer] = found.to(target.data.device)
+    found, there = packed if target.packed else unpack(packed), target.data.device
+    if found.device.type == there.type:
+        target.data[_places(pages, there), layer] = found
+        return
+    for place, page in enumerate(pages):
+        target.data[page, layer].copy_(found[place], non_blocking=True)
+
+
+def _places(pages: Sequence[int], device: torch.device) -> list[int] | Tensor:
+    """Return page ids as an index that a device's tensor takes without waiting for the device."""
+    if device.type == "cpu":
+        return list(pages)
+    return torch.tensor(pages).pin_memory().to(device, non_blocking=True)
 
 
 def pack(pages: Tensor) -> Tensor:

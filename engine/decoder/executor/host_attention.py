@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from common.clock import SYSTEM
+from engine.decoder.executor.host_link import Ready
 from engine.kernels.attention_plan import QueryRows
 from engine.kernels.page_memory import PageMemory
 from engine.models.decoders.compiled_decoder import PlannedAttention
@@ -34,8 +35,12 @@ class HostResult(Protocol):
 class HostSubBatch(Protocol):
     """The sequences of one sub-batch that are attended on the host, with their page tables, in one step."""
 
-    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> HostResult:
         """Begin to attend in layer `at` of a group, after what was submitted before, and return at once.
+
+        If `ready` is given, `joined` is read only after it has returned, on whatever thread: it is on its way.
 
         `joined` is fp32 (rows, heads + 2 * kv heads, dim): queries, keys and values. Keys and values go to their
         absolute places in the pages first, so that a layer may be submitted again. The result, fp32 (rows, heads, dim),
@@ -89,10 +94,16 @@ class _ThreadSubBatch:
     def __init__(self, thread: ThreadPoolExecutor, planned: PlannedAttention) -> None:
         self._thread, self._planned = thread, planned
 
-    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> _ThreadResult:
-        return _ThreadResult(self._thread.submit(self._attend, group, at, joined, out))
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> _ThreadResult:
+        return _ThreadResult(self._thread.submit(self._attend, group, at, joined, out, ready))
 
-    def _attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostSpan:
+    def _attend(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None
+    ) -> HostSpan:
+        if ready is not None:
+            ready()
         began = SYSTEM.perf_s()
         self._planned.attend(group, at, joined, out)
         return HostSpan(began, SYSTEM.perf_s())

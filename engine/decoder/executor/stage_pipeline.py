@@ -6,30 +6,28 @@ which sub-batch, and which tier attends to them, is the plan's: all of its modes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from common.clock import SYSTEM
 from common.pages.identity import PAGE
-from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSpan, HostSubBatch
+from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
+from engine.decoder.executor.host_link import HostLink, HostRows
 from engine.decoder.executor.interface import (
     HomeMoves,
     LocalTier,
     SequenceInput,
-    StageName,
     StageTime,
 )
+from engine.decoder.executor.stage_clock import StageClock
 from engine.kernels.attention_plan import QueryRows
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, copy_pages, read_layer, store_layer
 from engine.models.decoders.spec import DecoderSpec
-
-T = TypeVar("T")
 
 
 class DecoderState(Protocol):
@@ -71,8 +69,9 @@ class StagePipeline:
     """Computes steps in stages over pages on the device and pages on the host. One thread calls it.
 
     Pages of the host that the device attends to come to staging pages, which hold one layer at a time: as many as a
-    sub-batch needs are kept on the device. `attended` counts decode and prompt rows by the tier that attended to them,
-    `times` are the stages of the last step.
+    sub-batch needs are kept on the device. `attended` counts decode and prompt rows by the tier that attended to them.
+    On CUDA stages are queued, and copies between the tiers run beside them on the `link`'s stream; only what the host
+    attended is waited for.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class StagePipeline:
             layer: (group, at) for group, pool in enumerate(device) for at, layer in enumerate(pool.layers)
         }  # fmt: skip
         self.attended: dict[LocalTier, int] = {"device": 0, "host": 0}
-        self.times: list[StageTime] = []
+        self.link, self.clock = HostLink(decoder.device), StageClock(decoder.device)
         self._staging: list[PageMemory] = []
 
     def hidden(
@@ -101,7 +100,7 @@ class StagePipeline:
 
         Whatever it raises, nothing is under way then, and all `moves` are done.
         """
-        self.times = []
+        self.clock.restart()
         flights: list[_Flight] = []
         try:
             for part in sorted({rows.part for rows in batch}):
@@ -121,9 +120,15 @@ class StagePipeline:
                 flight.settle()
             for layer in range(len(self.places)):
                 self._move(moves, layer)
+            self.link.wait()
         for rows in batch:
             self.attended[rows.attended] += len(rows.tokens)
         return _in_order(batch, flights)
+
+    @property
+    def times(self) -> list[StageTime]:
+        """The stages of the last step."""
+        return self.clock.times
 
     def staging(self, pages: int) -> list[PageMemory]:
         """Return a pool of staging pages for each layer group, at least so many, one layer each."""
@@ -136,13 +141,22 @@ class StagePipeline:
                 )
                 for pool in self.device
             ]  # fmt: skip
+            with self.link.copying(after=True, before=False):
+                pass  # copies come after the pages were made
         return self._staging
 
     def _move(self, moves: HomeMoves | None, layer: int) -> None:
         """Copy a layer of the pages that change their home, unless it is done."""
-        if moves is None or moves.layers > layer:
+        if moves is None or not moves.moves or moves.layers > layer:
             return
         group, at = self.places[layer]
+        # What a layer's pages hold was computed by earlier steps.
+        with self.link.copying(after=False, before=True):
+            self._copy(moves, group, at)
+        moves.layers = layer + 1
+
+    def _copy(self, moves: HomeMoves, group: int, at: int) -> None:
+        """Copy layer `at` of a group of the pages that change their home."""
         found: list[tuple[PageMemory, list[int], Tensor]] = []
         for kind, source, target in (
             ("save", self.device[group], self.host[group]),
@@ -150,11 +164,11 @@ class StagePipeline:
         ):
             chosen = [move for move in moves.moves if (move.kind, move.group) == (kind, group)]
             if chosen:
-                data = read_layer(source, [move.source for move in chosen], at)
+                pages = [move.source for move in chosen]
+                data = read_layer(source, pages, at, target.data.device)
                 found.append((target, [move.target for move in chosen], data))
-        for target, pages, data in found:
-            store_layer(target, pages, at, data)
-        moves.layers = layer + 1
+        for target, targets, data in found:
+            store_layer(target, targets, at, data)
 
 
 class _Flight:
@@ -180,11 +194,14 @@ class _Flight:
         self._own = pipeline.decoder.planned(own, pipeline.device) if own else None
         self._staged = _Staged(pipeline, staged) if staged else None
         self._hosted: HostSubBatch | None = pipeline.attention.plan(hosted) if hosted else None
+        spec = pipeline.decoder.spec
+        self._way = HostRows(
+            pipeline.link, self._ends[3] - self._ends[2], spec.heads, spec.kv_heads, spec.head_dim
+        )
         self._state = pipeline.decoder.begin(tokens, positions)
         self._layer = -1
         self._attended = torch.empty(0)
         self._waits: HostResult | None = None
-        self._result = torch.empty(0)
 
     @property
     def rows(self) -> Tensor:
@@ -194,32 +211,33 @@ class _Flight:
     def start(self, layer: int) -> None:
         """Compute what lies before a layer's attention; let the host begin to attend, and attend on the device."""
         spec, (group, at) = self._pipeline.decoder.spec, self._pipeline.places[layer]
+        timed, part, way = self._pipeline.clock.timed, self._part, self._way
         self._layer = layer
-        joined = self._timed("before", lambda: self._state.before(layer))
+        joined = timed("before", part, layer, lambda: self._state.before(layer))
         self._attended = joined.new_empty(len(joined), spec.heads, spec.head_dim)
         own, staged = slice(*self._ends[:2]), slice(*self._ends[1:3])
         if self._hosted is not None:
-            sent = joined[self._ends[2] :].float().cpu()
-            self._result = torch.empty(len(sent), spec.heads, spec.head_dim)
-            self._waits = self._hosted.submit(group, at, sent, self._result)
+            way.send(joined[self._ends[2] :])
+            self._waits = self._hosted.submit(group, at, way.joined, way.result, way.ready)
         if self._own is not None:
-            attention = self._own
-            self._timed(
-                "device", lambda: attention.attend(group, at, joined[own], self._attended[own])
-            )
+            attention, out = self._own, self._attended[own]
+            timed("device", part, layer, lambda: attention.attend(group, at, joined[own], out))
         if self._staged is not None:
-            coming, out = self._staged, self._attended[staged]
-            self._timed("staged", lambda: coming.attend(group, at, joined[staged], out))
+            coming, there = self._staged, self._attended[staged]
+            timed("staged", part, layer, lambda: coming.attend(group, at, joined[staged], there))
 
     def finish(self) -> None:
         """Compute what lies after the attention of the layer that was started, once the host has attended."""
         if self._layer < 0:
             return
         if self._waits is not None:
-            self._note("host", self._waits.wait())
+            span = self._waits.wait()
             self._waits = None
-            self._attended[self._ends[2] :] = self._result
-        self._timed("after", lambda: self._state.after(self._layer, self._attended))
+            self._pipeline.clock.note(StageTime("host", self._part, self._layer, *span))
+            self._way.bring(self._attended[self._ends[2] :])
+        self._pipeline.clock.timed(
+            "after", self._part, self._layer, lambda: self._state.after(self._layer, self._attended)
+        )
 
     def settle(self) -> None:
         """Return once the host has nothing of this sub-batch under way, whatever became of it."""
@@ -228,21 +246,12 @@ class _Flight:
             with suppress(Exception):  # another error is on its way
                 waits.wait()
 
-    def _timed(self, stage: StageName, call: Callable[[], T]) -> T:
-        began = SYSTEM.perf_s()
-        found = call()
-        self._note(stage, HostSpan(began, SYSTEM.perf_s()))
-        return found
-
-    def _note(self, stage: StageName, span: HostSpan) -> None:
-        self._pipeline.times.append(StageTime(stage, self._part, self._layer, *span))
-
 
 class _Staged:
     """Sequences at home on the host that the device attends to: each layer's pages come, and those written go back."""
 
     def __init__(self, pipeline: StagePipeline, batch: Sequence[SequenceInput]) -> None:
-        self._host = pipeline.host
+        self._host, self._link = pipeline.host, pipeline.link
         self._places: list[dict[int, int]] = []  # by group: the staging page of a host page
         self._comes: list[list[int]] = []  # host pages whose earlier tokens are seen
         self._goes: list[list[int]] = []  # host pages that are written
@@ -269,12 +278,15 @@ class _Staged:
         self._attention = pipeline.decoder.planned(tables, self._pools)
 
     def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
-        """Attend in layer `at` of a group; keys and values are in the pages of the host then."""
+        """Attend in layer `at` of a group; keys and values go to the pages of the host, beside what comes next."""
         host, staging, places = self._host[group], self._pools[group], self._places[group]
         comes, goes = self._comes[group], self._goes[group]
-        copy_pages(host, comes, at, staging, [places[page] for page in comes], 0)
+        # Copies keep their order: those of the layer before were behind its attention, so the pages are free.
+        with self._link.copying(after=False, before=True):
+            copy_pages(host, comes, at, staging, [places[page] for page in comes], 0)
         self._attention.attend(group, 0, joined, out)
-        copy_pages(staging, [places[page] for page in goes], 0, host, goes, at)
+        with self._link.copying(after=True, before=False):
+            copy_pages(staging, [places[page] for page in goes], 0, host, goes, at)
 
 
 def _pages_of(rows: SequenceInput, group: int, window: int | None) -> tuple[list[int], list[int]]:

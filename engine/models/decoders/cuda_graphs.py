@@ -125,7 +125,8 @@ class GraphedDecoder:
             return _Step(tokens, groups, lambda: hidden.copy_(compute()), hidden)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Other threads may copy pages meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             hidden = compute()
         self._memory = graph.pool()
         return _Step(tokens, groups, graph.replay, hidden)

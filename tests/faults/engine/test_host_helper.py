@@ -20,6 +20,7 @@ from bench.engine import home_runs
 from bench.engine.helper_process import helper_process, wait_until
 from bench.engine.home_runs import HomeSides
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
+from engine.decoder.executor.host_link import Ready
 from engine.decoder.offload.plan import OffloadMode
 from engine.host.helped_attention import HelpedAttention
 from engine.kernels.attention_plan import QueryRows
@@ -55,8 +56,10 @@ class _DisturbedSubBatch:
     def __init__(self, attention: DisturbedAttention, inner: HostSubBatch) -> None:
         self._attention, self._inner = attention, inner
 
-    def submit(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
-        found = self._inner.submit(group, at, joined, out)
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> HostResult:
+        found = self._inner.submit(group, at, joined, out, ready)
         self._attention.count()
         return found
 

@@ -1,4 +1,4 @@
-"""The check of chat on an accelerator, rehearsed on the CPU: it measures, resumes and keeps its time."""
+"""The checks on an accelerator, rehearsed on the CPU: they measure, resume and keep their time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.engine import exactness
-from bench.gpu import chat, engine, falcon, pensieve, shapes, windve
+from bench.gpu import chat, engine, falcon, neo, pensieve, shapes, windve
 from bench.simulation.delayed_traversal import ExactVisited, traverse
 from bench.workloads import walk_graph
 from engine.decoder.executor.torch_executor import TorchExecutor
@@ -82,6 +82,46 @@ def test_pensieve_rehearsal_fills_every_cell(tmp_path: Path) -> None:
     before = path.read_text()
     assert pensieve.main(words) == 0
     assert path.read_text() == before
+
+
+def test_neo_rehearsal_serves_every_mode_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All modes give the tokens of the device alone, and say who attended and when; none is measured twice."""
+    path = tmp_path / "neo.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert neo.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert neo.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert {name.split("/")[0] for name in cells} == {"exact", "costs", "serve"}
+    served = {name: cell for name, cell in cells.items() if name.startswith("serve")}
+    assert len(served) == len(neo.cells(neo.TINY, neo.TINY.cores))
+    for name, cell in served.items():
+        assert cell["tokens_per_s"] > 0
+        if not name.endswith(neo.ALONE):
+            assert (
+                cell["same_texts"] == cell["same_tokens"] == 1
+            )  # a row's bits depend on nothing beside it
+            assert cell["steps_in_stages"] > 0 or cell["host_share"] == 0
+        if name.endswith(("simple", "full")):
+            assert cell["host_share"] > 0.5
+            assert any(line.startswith("host") for line in cell["timeline"])
+    assert "128 tokens" in capsys.readouterr().out
+    before = path.read_text()
+    assert neo.main(words) == 0
+    assert path.read_text() == before
+
+
+def test_neo_timeline_is_drawn_to_scale() -> None:
+    """Each side has its line; attention on the device has letters, and what is not busy is blank."""
+    found = neo.draw(["before 0 1 0.0 1.0", "device 0 1 1.0 2.0", "host 1 1 1.0 4.0"])
+
+    device, host = (line.split("|")[1] for line in found)
+    quarter = neo.DRAWN // 4
+    assert device == "0" * quarter + "a" * quarter + " " * 2 * quarter
+    assert host == " " * quarter + "1" * 3 * quarter
+    assert found[0].endswith("4.00 ms")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")

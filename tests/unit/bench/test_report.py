@@ -53,7 +53,7 @@ def test_every_figure_is_there_or_named_as_missing() -> None:
             line for line in text.splitlines() if line.startswith(begin) and line.endswith(end)
         )
         assert ("| not measured |" in line) != (document.RESULTS / f"{name}.json").exists()
-    for module in ("bench.gpu.chat", "bench.gpu.embeddings", "bench.gpu.engine"):
+    for module in ("bench.gpu.chat", "bench.gpu.embeddings", "bench.gpu.engine", "bench.gpu.neo"):
         assert f"python -m {module} --device cuda --json" in missing
 
 
