@@ -82,7 +82,16 @@ def test_the_wheel_holds_the_libraries_and_is_for_this_platform(wheels: Path) ->
 def test_what_is_installed_finds_them_without_a_compiler(wheels: Path, tmp_path: Path) -> None:
     """With an empty PATH every library is the one that came along; model and handbook are at hand; none is built."""
     place, home = tmp_path / "installed", tmp_path / "home"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+    ]
     words = [*install, "--find-links", str(wheels), "--target", str(place), "spillway"]
     subprocess.run(words, check=True)
     home.mkdir()
