@@ -36,19 +36,19 @@ fi
 say "wheels: $(cd "$wheels" && echo *.whl)"
 
 # -- the installation --------------------------------------------------------------------------------------------
+base=$("$python" -c 'import sys; print(sys.base_prefix)')/bin/python3 # the one that hnswlib's wheel is for
 if [ -n "${UV:-}" ]; then
     uv=$(command -v "$UV")
     env -u PYTHONPATH PATH="$bin" UV_TOOL_DIR="$work/tools" UV_TOOL_BIN_DIR="$bin" \
-        "$uv" tool install --python "$("$python" -c 'import sys; print(sys.base_prefix)')/bin/python3" \
+        "$uv" tool install --python "$base" \
         --find-links "$wheels" spillway >"$work/said" 2>&1
     inside=$work/tools/spillway/bin/python
 else
-    "$python" -c 'import os, sys; os.execv(f"{sys.base_prefix}/bin/python3", ["python3", "-m", "venv", sys.argv[1]])' \
-        "$work/environment"
+    "$base" -m venv "$work/environment"
     env -u PYTHONPATH PATH="$bin" "$bin/python" -m pip install --find-links "$wheels" spillway >"$work/said" 2>&1
     inside=$bin/python
 fi
-[ -z "$(PATH=$bin command -v cc c++ gcc g++ clang clang++)" ]
+if PATH=$bin command -v cc c++ gcc g++ clang clang++; then fail "a compiler is on the PATH"; fi
 packages=$(cd "$work/empty" && env -i PATH="$bin" "$inside" -c 'import engine, os; print(os.path.dirname(engine.__path__[0]))')
 [[ $packages == "$work"/* ]]
 libraries "$packages/engine" >"$work/brought"
@@ -82,10 +82,11 @@ say "$(tail -1 "$work/out")"
 in_data() { spillway "$@" --data-dir data; }
 in_data models >"$work/out"
 grep -q 'my-model-q8-0 .*generate' "$work/out"
-in_data search handbook 'Who is the mayor of Pudia?' | grep -q 'pudia.md'
-say "the samples are there: $(in_data search docs 'copy a whole directory tree' | head -1)"
 "$python" -c 'import sys, urllib.request as u; sys.exit(b"<script" not in u.urlopen(sys.argv[1]).read())' "$url/"
 say "so is the dashboard, at $url/"
+pid=$(in_data status | awk '/gpu_worker/ {print $2}')
+grep -q "$packages/engine/kernels/decoder/step" "/proc/$pid/maps"
+say "the model runs in a library that came along"
 in_data ingest docs "$work/pdf" >"$work/out"
 grep -q '20 stored' "$work/out"
 say "$(tail -1 "$work/out")"
@@ -93,6 +94,16 @@ in_data chat --collection docs 'Who is the mayor of Pudia?' >"$work/out"
 grep -q 'Youtlane Thiker' "$work/out"
 grep -q 'pudia.pdf' "$work/out"
 say "an answer of the file's, from the PDFs: $(head -1 "$work/out") $(grep -o '\[1\] .*' "$work/out" | tail -1)"
+give_up=$((SECONDS + 600))
+until grep -q '\b\([0-9]*\) of \1 documents in `docs`' "$work/empty/data/logs/supervisor.log"; do
+    [ $SECONDS -lt $give_up ] || fail "the samples are not loaded"
+    sleep 1
+done
+in_data search handbook 'Who is the mayor of Pudia?' >"$work/out"
+grep -q 'pudia.md' "$work/out"
+in_data search docs 'copy a whole directory tree' >"$work/out"
+grep -q 'python/shutil.copytree' "$work/out"
+say "the samples are there: $(head -1 "$work/out")"
 in_data down >"$work/out"
 say "stopped"
 
