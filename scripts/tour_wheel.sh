@@ -41,7 +41,7 @@ if [ -n "${UV:-}" ]; then
     uv=$(command -v "$UV")
     env -u PYTHONPATH PATH="$bin" UV_TOOL_DIR="$work/tools" UV_TOOL_BIN_DIR="$bin" \
         "$uv" tool install --python "$base" \
-        --find-links "$wheels" spillway >"$work/said" 2>&1
+        --find-links "$wheels" ${UV_FIND_LINKS:+--find-links "$UV_FIND_LINKS"} spillway >"$work/said" 2>&1
     inside=$work/tools/spillway/bin/python
 else
     "$base" -m venv "$work/environment"
