@@ -20,9 +20,9 @@ import setup
 MESH = frozenset(
     {
         "aiohappyeyeballs", "aiohttp", "aiosignal", "async-timeout", "attrs", "faiss-cpu", "frozenlist", "hiredis",
-        "hnswlib", "idna", "jinja2", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api", "packaging",
-        "prometheus-client", "propcache", "pyyaml", "redis", "structlog", "tokenizers", "typing-extensions", "uvloop",
-        "xxhash", "yarl",
+        "hnswlib", "idna", "jinja2", "llguidance", "markupsafe", "msgspec", "multidict", "numpy", "opentelemetry-api",
+        "packaging", "prometheus-client", "propcache", "pyyaml", "redis", "structlog", "tokenizers", "typing-extensions",
+        "uvloop", "xxhash", "yarl",
         # what reads documents for `spillway ingest`
         "chardet", "cobble", "mammoth", "pypdfium2",
         # the extra `otel`

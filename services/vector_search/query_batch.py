@@ -177,20 +177,33 @@ def alike(work: SearchWork | DocumentsWork) -> bytes | None:
 def run(batch: Sequence[Query], clock: Clock) -> list[Result | SpillwayError]:
     """Run one batch on this thread; what has passed of the time budgets by now is taken off them."""
     now_s = clock.perf_s()
-    spent_s = max(
-        (
-            now_s - query.arrived_s + query.work.spent_ms / 1000
-            for query in batch
-            if isinstance(query.work, SearchWork) and query.work.budget_ms is not None
-        ),
-        default=0.0,
-    )
+    spent_s = max((_spent_s(query, now_s) for query in batch), default=0.0)
     outcomes = execute(batch[0].handle, [query.work for query in batch], spent_s)
-    for outcome in outcomes:
-        report = outcome.report if isinstance(outcome, SearchResult) else None
-        if report is not None and report.budget_ms:
-            metrics.BUDGET_RATIO.observe(report.took_ms / report.budget_ms)
-    return outcomes
+    return [
+        _timed(outcome, spent_s - _spent_s(query, now_s))
+        for query, outcome in zip(batch, outcomes, strict=True)
+    ]
+
+
+def _spent_s(query: Query, now_s: float) -> float:
+    """Return what has passed of a search's time budget by now; 0 without one."""
+    work = query.work
+    if not isinstance(work, SearchWork) or work.budget_ms is None:
+        return 0.0
+    return now_s - query.arrived_s + work.spent_ms / 1000
+
+
+def _timed(outcome: Result | SpillwayError, later_s: float) -> Result | SpillwayError:
+    """Return an outcome with the time of its own search, which came so much later than the first of its batch."""
+    if not isinstance(outcome, SearchResult) or outcome.report is None:
+        return outcome
+    report, budget_ms = outcome.report, outcome.report.budget_ms
+    if not budget_ms:
+        return outcome
+    took_ms = round(report.took_ms - 1000 * later_s, 3)
+    metrics.BUDGET_RATIO.observe(took_ms / budget_ms)
+    report = msgspec.structs.replace(report, took_ms=took_ms)
+    return msgspec.structs.replace(outcome, report=report)
 
 
 def reported(report: SearchReport | None, work: SearchWork) -> SearchReport | None:

@@ -157,7 +157,7 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     page.select_option("#chat-collection", "notes")
     answer = ask(page, "What does the ship Boutune carry?")
     # What the small model reads in the passages is not the page's affair; that it cites one is.
-    expect(answer.locator(".said")).to_contain_text("The cargo of Boutune is")
+    expect(answer.locator(".said")).to_contain_text("Boutune")
     opens_its_passages(answer)
 
     second = ask(page, "Who is in command of Boutune?")
@@ -255,7 +255,7 @@ def test_a_chat_by_keyboard(page: Page, instance: Instance) -> None:
     page.keyboard.type("What is the chief export of Prutholm?")
     page.keyboard.press("Enter")
     answer = page.locator("article.assistant")
-    expect(answer.locator(".said")).to_contain_text("The main export of Prutholm is")
+    expect(answer.locator(".said")).to_contain_text("Prutholm")
     expect(answer.locator(".cite")).to_be_visible()
     expect(page.locator("#chat-text")).to_be_focused()
     while focused() != "[1]":

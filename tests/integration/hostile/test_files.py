@@ -295,10 +295,11 @@ def test_ingest(tmp_path: Path, world: World, witness: Witness) -> None:
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    for name in ("bad.md", "large.md", "UTF-8"):
+    for name in ("binary.md", "large.md", "UTF-8"):
         assert name in done.stderr
     stored: list[Any] = world.ask("GET", "/v1/collections/bad/documents?limit=1000").json["data"]
-    assert {"good.md", "sub/also.txt"} <= {item["id"] for item in stored}
+    # The encoding of bad.md is detected, as that of any text.
+    assert {"good.md", "bad.md", "sub/also.txt"} <= {item["id"] for item in stored}
     assert not any("root:" in json.dumps(item) for item in stored)
     found = world.ask(
         "POST", "/v1/collections/bad/search", {"text": "Gates let water through.", "k": 1}
