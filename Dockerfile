@@ -23,13 +23,6 @@ RUN python scripts/image.py ours --wheels /wheels \
     && pip install --no-deps --no-index --prefix /worker /wheels/*.whl \
     && cp -a /worker /mesh \
     && rm /mesh/lib/python*/site-packages/models/demo/model.safetensors
-# The kernels are for x86 with AVX-512 only; elsewhere torch and hnswlib do their work.
-RUN if [ "$(uname -m)" = x86_64 ]; then \
-        for image in worker mesh; do \
-            (cd /${image}/lib/python*/site-packages && python -m engine.kernels.sources \
-                && python -m services.vector_search.index.native.sources) || exit 1; \
-        done; \
-    fi
 
 # -- packages: the lock file's, in layers of their own, which a change of our code leaves as they are --------
 FROM ${PYTHON} AS mesh-packages

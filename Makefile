@@ -12,8 +12,10 @@ ARGS ?=
 JOBS ?= 3
 NAME ?=
 ID ?=
+# The oldest processors that wheels are made for: x86-64-v3 means AVX2 (2013); on ARM armv8-a.
+MARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
 
-.PHONY: help setup setup-full up test guards soak lint format bench lock clean
+.PHONY: help setup setup-full up wheels test guards soak lint format bench lock clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +28,10 @@ setup-full: setup ## as root on Debian: also what only some tests need (Redis 7.
 
 up: setup ## start an instance on http://127.0.0.1:8080; Ctrl-C stops it (ARGS="--port 9000 --detach")
 	@exec $(BIN)/spillway up $(ARGS)
+
+wheels: setup ## write into dist/ what installs without a compiler or a checkout (MARCH=x86-64-v3)
+	@$(BIN)/python scripts/image.py compiled --march $(MARCH) --wheels dist
+	@$(BIN)/python scripts/image.py ours --wheels dist
 
 test: setup ## run the tests, tier after tier (ARGS="-k name", ARGS=tests/unit)
 	@JOBS=$(JOBS) $(BIN)/python scripts/run_tests.py $(ARGS)

@@ -87,7 +87,8 @@ def _welcome(plan: InstancePlan, console: Console) -> None:
     if plan.chat.value:
         asked = " --collection handbook" if plan.config.sample and plan.open_to_all else ""
         console.say(f"  {command} chat{asked}{where}")
-    console.say(f"  {command} ingest notes {shlex.quote(_short(Path('docs').resolve()))}{where}")
+    folder = shlex.quote(_short(Path("docs").resolve())) if Path("docs").is_dir() else "DIR"
+    console.say(f"  {command} ingest notes {folder}{where}")
     console.say(
         f"  curl -s {plan.url}/v1/embeddings -H 'Content-Type: application/json' -d '{body}'"
     )

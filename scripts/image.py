@@ -1,12 +1,16 @@
-"""The Dockerfile's steps: wheels of what must be compiled and of this tree; each image's share of the lock file.
+"""Steps of the Dockerfile and of `make wheels`: what is compiled, as wheels; each image's share of the lock file.
 
 Standard library only. `mesh` and `worker` install, with hashes checked, into the environment that PIP_PYTHON names.
 """
 
 import argparse
 import os
+import platform
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -40,6 +44,11 @@ WORKER = frozenset(
 COMPILED = frozenset({"hnswlib"})  # has no wheel of its own: the stage with the compiler makes one
 LOCK = setup.ROOT / "requirements.lock"
 PYTHON = Path(sys.executable)
+# The kernels are for x86 only; elsewhere torch and hnswlib do their work.
+BUILDS = ("engine.kernels.sources", "services.vector_search.index.native.sources")
+BUILT_ON = "x86_64"
+# What of a checkout is not its source: a wheel is made of a copy without it, so that nothing old gets in.
+NOT_SOURCE = (".*", "*.so", "*.egg-info", "__pycache__", "build", "dist")
 
 
 def entries(names: "frozenset[str]") -> str:
@@ -64,13 +73,45 @@ def compiled(march: str, wheels: str) -> None:
     """Make wheels of what must be compiled, for processors of `march` and newer ones."""
     locked(setup.BUILD_PACKAGES, "install")
     os.environ.update(HNSWLIB_NO_NATIVE="1", CFLAGS=f"-march={march}")
-    locked(COMPILED, "wheel", "--no-build-isolation", "--wheel-dir", wheels)
+    # pip's cache may hold one that was made for this machine's processor alone.
+    flags = ("--no-build-isolation", "--no-cache-dir", "--wheel-dir", wheels)
+    locked(COMPILED, "wheel", *flags)
 
 
 def ours(wheels: str) -> None:
-    """Make the wheels of this tree."""
-    flags = ("--no-deps", "--no-build-isolation", "--wheel-dir", wheels)
-    setup.pip(PYTHON, "wheel", *flags, str(setup.ROOT), str(setup.ROOT / "client"))
+    """Make the wheels of this tree; on x86-64 the one of spillway holds the native libraries, for any processor."""
+    with tempfile.TemporaryDirectory() as work:
+        source, made = Path(work) / "source", Path(work) / "wheels"
+        shutil.copytree(setup.ROOT, source, ignore=shutil.ignore_patterns(*NOT_SOURCE))
+        flags = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(made))
+        setup.pip(PYTHON, "wheel", *flags, str(source), str(source / "client"))
+        if platform.machine() == BUILT_ON:
+            add_libraries(next(made.glob("spillway-*.whl")))
+        Path(wheels).mkdir(parents=True, exist_ok=True)
+        for old in Path(wheels).glob("spillway*.whl"):
+            old.unlink()
+        for wheel in made.iterdir():
+            shutil.move(wheel, wheels)
+
+
+def add_libraries(wheel: Path) -> None:
+    """Replace a wheel by one for this platform that has the native libraries beside their sources."""
+    with tempfile.TemporaryDirectory() as work:
+        subprocess.run([PYTHON, "-m", "wheel", "unpack", wheel, "--dest", work], check=True)
+        (root,) = Path(work).iterdir()
+        for module in BUILDS:
+            setup.say(f"compiling {module.rpartition('.')[0]}")
+            subprocess.run([PYTHON, "-m", module], cwd=root, stdout=subprocess.DEVNULL, check=True)
+        for cache in [*root.rglob("__pycache__")]:
+            shutil.rmtree(cache)
+        (about,) = root.glob("*.dist-info/WHEEL")
+        tag = re.sub(r"[-.]", "_", sysconfig.get_platform())
+        text = about.read_text(encoding="utf-8").replace("Purelib: true", "Purelib: false")
+        about.write_text(text.replace("-none-any", f"-none-{tag}"), encoding="utf-8")
+        subprocess.run(
+            [PYTHON, "-m", "wheel", "pack", root, "--dest-dir", wheel.parent], check=True
+        )
+    wheel.unlink()
 
 
 def torch(asked: str) -> None:

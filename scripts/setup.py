@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REACH_S = 10.0
-BUILD_PACKAGES = frozenset({"numpy", "pybind11", "setuptools", "wheel"})
+BUILD_PACKAGES = frozenset({"numpy", "packaging", "pybind11", "setuptools", "wheel"})
 # Large, and only some tests need them: `make setup-full` installs them.
 FULL_PACKAGES = frozenset({"triton"})
 SHOWN = (

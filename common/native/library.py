@@ -1,6 +1,6 @@
-"""C++ kernels as libraries: one that an image brought along, one built here before, or one built now.
+"""C++ kernels as libraries: one that an image or a wheel brought along, one built here before, or one built now.
 
-Needs the standard library only, so that an image can be made without the rest.
+Needs the standard library only, so that images and wheels can be made without the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compiler() -> str | None:
 
 def brought(source: KernelSource) -> Path | None:
     """Return the library that lies beside the source and was made from it, or None."""
-    path = _beside(source)
+    path = beside(source)
     return path if path.is_file() else None
 
 
@@ -75,7 +75,8 @@ def compiled_for(source: KernelSource, directory: Path) -> Path:
     return target
 
 
-def _beside(source: KernelSource) -> Path:
+def beside(source: KernelSource) -> Path:
+    """Return where an image or a wheel has the library for any processor, whether it is there or not."""
     return source.path.with_name(_name(source, source.anywhere))
 
 
@@ -101,7 +102,7 @@ def _compile(source: KernelSource, target: Path, march: tuple[str, ...]) -> None
 
 
 def build_beside(sources: Iterable[KernelSource]) -> int:
-    """Build the libraries that an image brings along, beside their sources; print their paths, return a status."""
+    """Build what an image or a wheel brings along, beside the sources; print the paths, return a status."""
     for source in sources:
         try:
             print(compiled_for(source, source.path.parent))

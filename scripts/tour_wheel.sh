@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# The three commands of README's "Install", from wheels: installs them into an environment of its own, where no compiler
+# is on the PATH, and works from an empty directory with a GGUF file and 20 PDFs. Ends at the first thing that does not hold.
+#   scripts/tour_wheel.sh               make the wheels first, install with pip
+#   WHEELS=dist UV=uv KEEP=1 …          wheels that are there already; install with this uv; keep the directory
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+export PYTHONPATH=$PWD:$PWD/client # for what this script asks of the checkout; what is installed runs without it
+work=$(mktemp -d)
+began=$SECONDS
+
+say() { printf '%5d s  %s\n' $((SECONDS - began)) "$*"; }
+fail() { say "NOT SO: $*" >&2; tail -20 "$work/said" >&2 || true; exit 1; }
+trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
+end() {
+    local status=$?
+    trap - ERR
+    if [ -x "$bin/spillway" ]; then spillway down --data-dir data >/dev/null 2>&1 || true; fi
+    if [ -n "${KEEP:-}" ]; then say "kept: $work"; else rm -rf "$work"; fi
+    exit "$status"
+}
+bin=$work/environment/bin
+trap end EXIT
+# As a user of another machine: of this one's environment, a home without anything in it, and no compiler.
+spillway() { (cd "$work/empty" && env -i HOME="$work/home" PATH="$bin" LANG=C.UTF-8 spillway "$@" 2>>"$work/said"); }
+libraries() { (cd "$1" && find . -name '*.so' -type f -exec sha256sum {} + | sort); }
+mkdir "$work/empty" "$work/home" "$work/pdf"
+
+# -- the wheels -------------------------------------------------------------------------------------------------
+wheels=${WHEELS:-$work/wheels}
+if [ -z "${WHEELS:-}" ]; then
+    "$python" scripts/image.py compiled --march x86-64-v3 --wheels "$wheels" >"$work/said"
+    "$python" scripts/image.py ours --wheels "$wheels" >"$work/said"
+fi
+say "wheels: $(cd "$wheels" && echo *.whl)"
+
+# -- the installation --------------------------------------------------------------------------------------------
+base=$("$python" -c 'import sys; print(sys.base_prefix)')/bin/python3 # the one that hnswlib's wheel is for
+if [ -n "${UV:-}" ]; then
+    uv=$(command -v "$UV")
+    env -u PYTHONPATH PATH="$bin" UV_TOOL_DIR="$work/tools" UV_TOOL_BIN_DIR="$bin" \
+        "$uv" tool install --python "$base" \
+        --find-links "$wheels" ${UV_FIND_LINKS:+--find-links "$UV_FIND_LINKS"} spillway >"$work/said" 2>&1
+    inside=$work/tools/spillway/bin/python
+else
+    "$base" -m venv "$work/environment"
+    env -u PYTHONPATH PATH="$bin" "$bin/python" -m pip install --find-links "$wheels" spillway >"$work/said" 2>&1
+    inside=$bin/python
+fi
+if PATH=$bin command -v cc c++ gcc g++ clang clang++; then fail "a compiler is on the PATH"; fi
+packages=$(cd "$work/empty" && env -i PATH="$bin" "$inside" -c 'import engine, os; print(os.path.dirname(engine.__path__[0]))')
+[[ $packages == "$work"/* ]]
+libraries "$packages/engine" >"$work/brought"
+libraries "$packages/services" >>"$work/brought"
+[ "$(wc -l <"$work/brought")" -gt 10 ]
+say "installed with $(wc -l <"$work/brought") native libraries and no compiler: $(spillway --version)"
+
+# -- a model and documents of one's own ------------------------------------------------------------------------------
+"$python" - "$work" >"$work/said" 2>&1 <<'END_PYTHON'
+import sys
+import textwrap
+from pathlib import Path
+
+from models.demo.world import handbook
+from tests.support import documents, gguf_files
+
+work = Path(sys.argv[1])
+gguf_files.demo(work / "My-Model-Q8_0.gguf", lambda _: "Q8_0")
+handbook.write_handbook(work / "pages")
+pages = sorted((work / "pages").glob("*.md"), key=lambda page: (page.stem != "pudia", page.stem))
+for page in pages[:20]:
+    lines = textwrap.wrap(page.read_text(encoding="utf-8").replace("#", "").strip(), 90)
+    (work / "pdf" / f"{page.stem}.pdf").write_bytes(documents.pdf(documents.lines(lines)))
+END_PYTHON
+say "a GGUF file of $(wc -c <"$work/My-Model-Q8_0.gguf") bytes and $(find "$work/pdf" -name '*.pdf' | wc -l) PDFs"
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+spillway up --detach --port 0 --data-dir data --model "$work/My-Model-Q8_0.gguf" >"$work/out"
+url=$(grep -o 'http://[^ ]*' "$work/out" | tail -1)
+say "$(tail -1 "$work/out")"
+in_data() { spillway "$@" --data-dir data; }
+in_data models >"$work/out"
+grep -q 'my-model-q8-0 .*generate' "$work/out"
+"$python" -c 'import sys, urllib.request as u; sys.exit(b"<script" not in u.urlopen(sys.argv[1]).read())' "$url/"
+say "so is the dashboard, at $url/"
+pid=$(in_data status | awk '/gpu_worker/ {print $2}')
+grep -q "$packages/engine/kernels/decoder/step" "/proc/$pid/maps"
+say "the model runs in a library that came along"
+in_data ingest docs "$work/pdf" >"$work/out"
+grep -q '20 stored' "$work/out"
+say "$(tail -1 "$work/out")"
+in_data chat --collection docs 'Who is the mayor of Pudia?' >"$work/out"
+grep -q 'Youtlane Thiker' "$work/out"
+grep -q 'pudia.pdf' "$work/out"
+say "an answer of the file's, from the PDFs: $(head -1 "$work/out") $(grep -o '\[1\] .*' "$work/out" | tail -1)"
+give_up=$((SECONDS + 600))
+until grep -q '\b\([0-9]*\) of \1 documents in `docs`' "$work/empty/data/logs/supervisor.log"; do
+    [ $SECONDS -lt $give_up ] || fail "the samples are not loaded"
+    sleep 1
+done
+in_data search handbook 'Who is the mayor of Pudia?' >"$work/out"
+grep -q 'pudia.md' "$work/out"
+in_data search docs 'copy a whole directory tree' >"$work/out"
+grep -q 'python/shutil.copytree' "$work/out"
+say "the samples are there: $(head -1 "$work/out")"
+in_data down >"$work/out"
+say "stopped"
+
+# -- nothing was built ---------------------------------------------------------------------------------------------------
+libraries "$packages/engine" >"$work/after"
+libraries "$packages/services" >>"$work/after"
+cmp "$work/brought" "$work/after"
+[ -z "$(find "$work/home" "$work/empty" -name '*.so')" ]
+if grep -rq kernels_not_built "$work/empty/data/logs"; then fail "a build was tried"; fi
+say "no library was built or changed"
+say "done"
