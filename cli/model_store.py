@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,9 +110,9 @@ def remove(text: str) -> int:
             raise missing(text) from None
         for repo in cache.repos:
             if repo.repo_id == name.model and repo.repo_type == "model":
-                plan = cache.delete_revisions(*(each.commit_hash for each in repo.revisions))
-                plan.execute()
-                return plan.expected_freed_size
+                # Not by revisions: copies of one model on the hub may have the same.
+                shutil.rmtree(repo.repo_path)
+                return repo.size_on_disk
         raise missing(text)
     raise ConfigError(
         f"model {text!r}: expected the hub id of a downloaded model, org/name; files of yours are yours to delete"

@@ -200,7 +200,8 @@ async def test_a_response_goes_on_from_another(
     assert kept.usage is not None
     assert second.usage is not None
     assert kept.usage.input_tokens == second.usage.input_tokens
-    for gone in (other.id, "resp_x", first.id[:-1] + "x", f"resp_{'~' * 2}x"):
+    near = first.id[:-1] + ("y" if first.id.endswith("x") else "x")
+    for gone in (other.id, "resp_x", near, f"resp_{'~' * 2}x"):
         with pytest.raises(openai.NotFoundError) as unknown:
             await client.responses.retrieve(gone)
         assert unknown.value.code == "response_not_found"
