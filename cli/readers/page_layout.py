@@ -21,7 +21,7 @@ _ITEM = re.compile(r"[•‣◦▪●○\u2013—*·-]\s|\(?[0-9a-zA-Z]{1,3}[.)]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextBox:
     """Text that stands on one line without a gap, and its box."""
 
     text: str
@@ -40,7 +40,7 @@ class Piece:
 class TextLine:
     """Pieces on one line, from left to right: one in running text, several in a table's row."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextBox, ...]
 
     @property
     def text(self) -> str:
@@ -48,10 +48,10 @@ class TextLine:
         return "  ".join(piece.text for piece in self.pieces)
 
     @property
-    def box(self) -> Piece:
+    def box(self) -> TextBox:
         """The box around all pieces."""
         of = self.pieces
-        return Piece(
+        return TextBox(
             "",
             min(p.left for p in of),
             min(p.bottom for p in of),
@@ -60,14 +60,14 @@ class TextLine:
         )
 
 
-def page_lines(pieces: Sequence[Piece]) -> list[TextLine]:
+def page_lines(pieces: Sequence[TextBox]) -> list[TextLine]:
     """Return a page's lines in the order in which they are read; `pieces` come in the order of the file.
 
     That order is kept, but for two: columns that a program wrote line by line across the page are read one after the
     other, and lines from the bottom up are turned round.
     """
     ordered = [piece for group in _columns(pieces) for piece in _downwards(group)]
-    lines: list[list[Piece]] = []
+    lines: list[list[TextBox]] = []
     for piece in ordered:
         if lines and _beside(lines[-1][-1], piece):
             lines[-1].append(piece)
@@ -76,18 +76,18 @@ def page_lines(pieces: Sequence[Piece]) -> list[TextLine]:
     return [TextLine(tuple(line)) for line in lines]
 
 
-def _beside(left: Piece, right: Piece) -> bool:
+def _beside(left: TextBox, right: TextBox) -> bool:
     common = min(left.top, right.top) - max(left.bottom, right.bottom)
     return right.left >= left.right and common > 0.5 * min(left.height, right.height)
 
 
-def _downwards(pieces: list[Piece]) -> list[Piece]:
+def _downwards(pieces: list[TextBox]) -> list[TextBox]:
     steps = [after.bottom - before.bottom for before, after in pairwise(pieces)]
     up = sum(step > 0 for step in steps)
     return pieces[::-1] if len(steps) >= 2 and up > 0.8 * len(steps) else pieces
 
 
-def _columns(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _columns(pieces: Sequence[TextBox]) -> list[list[TextBox]]:
     """Return the groups that are read one after the other: all as one, or what interleaved columns hold."""
     at = _gutter(pieces)
     if at is None:
@@ -102,7 +102,7 @@ def _columns(pieces: Sequence[Piece]) -> list[list[Piece]]:
     turns = sum(a != b for a, b in pairwise(side for side in sides if side))
     if not prose or turns < 0.5 * min(len(left), len(right)):
         return [list(pieces)]
-    groups: list[list[Piece]] = []
+    groups: list[list[TextBox]] = []
     for head in [*sorted(across, key=lambda piece: -piece.top), None]:
         floor = head.top if head else float("-inf")
         for some in (left, right):
@@ -113,11 +113,11 @@ def _columns(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return [group for group in groups if group]
 
 
-def _side(piece: Piece, at: float) -> int:
+def _side(piece: TextBox, at: float) -> int:
     return -1 if piece.right <= at else 1 if piece.left >= at else 0
 
 
-def _gutter(pieces: Sequence[Piece]) -> float | None:
+def _gutter(pieces: Sequence[TextBox]) -> float | None:
     """Return the middle of the widest strip from top to bottom that almost no text crosses, near the page's middle."""
     if len(pieces) < 2 * _FEWEST_LINES:
         return None
@@ -166,7 +166,7 @@ def paragraphs(lines: Sequence[TextLine]) -> str:
     return "".join(parts).replace(HYPHEN, "-")
 
 
-def _right_edge(boxes: Sequence[Piece], place: int) -> float:
+def _right_edge(boxes: Sequence[TextBox], place: int) -> float:
     """Return where the lines of the same block end at most, of three above a line and three below it."""
     edge = boxes[place].right
     for step in (-1, 1):
@@ -182,13 +182,13 @@ def _right_edge(boxes: Sequence[Piece], place: int) -> float:
     return edge
 
 
-def _moved(above: Piece, below: Piece) -> bool:
+def _moved(above: TextBox, below: TextBox) -> bool:
     """Return whether there is a gap between two lines, or the lower one stands in the next column."""
     height, distance = max(above.height, below.height), above.bottom - below.top
     return distance > 0.9 * height or distance < -0.6 * height
 
 
-def _gap(before: TextLine, line: TextLine, above: Piece, below: Piece, edge: float) -> str:
+def _gap(before: TextLine, line: TextLine, above: TextBox, below: TextBox, edge: float) -> str:
     """Return what stands between two lines: "" or a space within a paragraph, one line end, or two."""
     text, following = before.text, line.text
     height = max(above.height, below.height)

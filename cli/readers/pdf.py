@@ -12,7 +12,7 @@ from pypdfium2 import raw
 
 from cli.readers.page_layout import (
     HYPHEN,
-    Piece,
+    TextBox,
     TextLine,
     page_lines,
     texts_of,
@@ -91,7 +91,7 @@ def _pages(
     return pages, pictures, damaged
 
 
-def _pieces(text: pypdfium2.PdfTextPage) -> Iterator[Piece]:
+def _pieces(text: pypdfium2.PdfTextPage) -> Iterator[TextBox]:
     """Yield a page's text in PDFium's order, cut at line ends and at wide gaps; boxes as if all text were upright."""
     count = text.count_chars()
     turn = most = _most_turned(text, count)
@@ -99,11 +99,11 @@ def _pieces(text: pypdfium2.PdfTextPage) -> Iterator[Piece]:
     held: list[str] = []
     left = bottom = right = top = 0.0
 
-    def piece() -> Iterator[Piece]:
+    def piece() -> Iterator[TextBox]:
         told = "".join(held).strip()
         held.clear()
         if told and top > bottom:
-            yield Piece(told, left, bottom, right, top)
+            yield TextBox(told, left, bottom, right, top)
 
     for index in range(count):
         code = raw.FPDFText_GetUnicode(text, index)

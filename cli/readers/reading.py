@@ -1,4 +1,4 @@
-"""What a reader returns, and the bounds that all readers keep."""
+"""Readings of documents, the errors of unreadable ones, and the bounds that all readers keep."""
 
 from __future__ import annotations
 

@@ -129,25 +129,22 @@ class Mesh:
     @staticmethod
     def wait_model(url: str, kind: str) -> None:
         """Wait until a router knows a model of this kind: it is ready with the first one of any."""
-        give_up = time.monotonic() + START_S
-        while True:
-            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
-                if any(model["kind"] == kind for model in json.load(response)["data"]):
-                    return
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"{url} knows no model that can {kind}")
-            time.sleep(0.05)
+        Mesh._wait_listed(url, "kind", kind)
 
     @staticmethod
     def wait_generator(url: str, name: str) -> None:
         """Wait until a router knows the model of this name."""
+        Mesh._wait_listed(url, "id", name)
+
+    @staticmethod
+    def _wait_listed(url: str, field: str, value: str) -> None:
         give_up = time.monotonic() + START_S
         while True:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
-                if any(model["id"] == name for model in json.load(response)["data"]):
+                if any(model[field] == value for model in json.load(response)["data"]):
                     return
             if time.monotonic() > give_up:
-                raise RuntimeError(f"{url} knows no model {name}")
+                raise RuntimeError(f"{url} knows no model whose {field} is {value}")
             time.sleep(0.05)
 
     def logs(self) -> dict[str, Any]:

@@ -171,9 +171,28 @@ def _embed_inputs(
     *,
     truncate: bool | None,
     param: str,
-    prompt: str | None = None,
+    prompt_name: str | None,
+) -> tuple[list[list[int]], int]:
+    """Return the token ids of texts, each after the named prompt or else the model's default one, and their number.
+
+    Lists of token ids come as they are.
+    """
+    prompt = _prompt(prompt_name, spec)
+    lists = _embed_lists(inputs, spec, limits, truncate=truncate, param=param, prompt=prompt)
+    tokens = sum(map(len, lists))
+    check_total(tokens, limits, param)
+    return lists, tokens
+
+
+def _embed_lists(
+    inputs: Inputs,
+    spec: Spec,
+    limits: RequestLimits,
+    *,
+    truncate: bool | None,
+    param: str,
+    prompt: str | None,
 ) -> list[list[int]]:
-    """Return the token ids of texts, each after `prompt` or else the model's default one, or of lists of token ids."""
     cut = limits.truncate if truncate is None else truncate
     given: Sequence[object] = [inputs] if isinstance(inputs, str) else inputs
     encoder, most = load(spec.path), spec.max_tokens
@@ -214,16 +233,14 @@ def embeddings(
     body = decode(raw, EmbeddingsBody)
     spec = choose(specs, body.model, default, ("embed",))
     _check_dimensions(body.dimensions, spec)
-    lists = _embed_inputs(
+    lists, tokens = _embed_inputs(
         body.input,
         spec,
         limits,
         truncate=body.truncate,
         param="input",
-        prompt=_prompt(body.prompt_name, spec),
+        prompt_name=body.prompt_name,
     )
-    tokens = sum(map(len, lists))
-    check_total(tokens, limits, "input")
     return EmbedRequest(
         spec,
         parcels_of(spec, lists, limits),
@@ -245,16 +262,14 @@ def tei_embeddings(
         raise unsupported("normalize", "vectors have length 1 here; expected true")
     if (body.truncation_direction or "right").lower() != "right":
         raise unsupported("truncation_direction", "expected right")
-    lists = _embed_inputs(
+    lists, tokens = _embed_inputs(
         body.inputs,
         spec,
         limits,
         truncate=body.truncate,
         param="inputs",
-        prompt=_prompt(body.prompt_name, spec),
+        prompt_name=body.prompt_name,
     )
-    tokens = sum(map(len, lists))
-    check_total(tokens, limits, "inputs")
     shorter = None if body.dimensions == spec.dimension else body.dimensions
     parcels = parcels_of(spec, lists, limits)
     return EmbedRequest(spec, parcels, tokens, False, shorter, False, tei=True)  # noqa: FBT003

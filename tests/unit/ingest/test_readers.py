@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spillway_client import Hit
 
 from cli.files import parts
-from cli.readers.page_layout import Piece, page_lines, paragraphs
+from cli.readers.page_layout import TextBox, page_lines, paragraphs
 from cli.readers.pdf import read_pdf
 from cli.readers.plain_text import decoded, read_plain_text
 from cli.readers.reading import Reading, Textless, Unreadable, joined
@@ -165,7 +165,7 @@ def test_encrypted_and_damaged_pdfs() -> None:
 
 PIECES = st.lists(
     st.builds(
-        lambda text, left, bottom, width: Piece(text, left, bottom, left + width, bottom + 10),
+        lambda text, left, bottom, width: TextBox(text, left, bottom, left + width, bottom + 10),
         st.text("abc D.-1", min_size=1, max_size=30).filter(str.strip),
         st.floats(0, 500),
         st.floats(0, 800),
@@ -176,9 +176,9 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_no_layout_loses_text(pieces: list[Piece]) -> None:
+def test_no_layout_loses_text(pieces: list[TextBox]) -> None:
     """Wherever pieces of text stand, each is read once."""
-    pieces = [Piece(p.text.strip(), p.left, p.bottom, p.right, p.top) for p in pieces]
+    pieces = [TextBox(p.text.strip(), p.left, p.bottom, p.right, p.top) for p in pieces]
     lines = page_lines(pieces)
 
     assert Counter(p for line in lines for p in line.pieces) == Counter(pieces)
