@@ -175,6 +175,7 @@ class SearchRequest(Struct, frozen=True):
     mmr: Diversity | None = None
     with_scores: bool = False
     partial: bool = False
+    with_lists: bool = False
 
 
 class StoreItem(Struct, frozen=True, array_like=True):

@@ -63,7 +63,8 @@ def kernel() -> Any:
     scan, candidates = library.spillway_scan_lists, library.spillway_list_candidates
     scan.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, *[_INT] * 5, *[_POINTER] * 3]
     candidates.argtypes = [_POINTER, _POINTER, _POINTER, *[_INT] * 4, *[_POINTER] * 3]
-    scan.restype = candidates.restype = None
+    library.spillway_nearest_lists.argtypes = [_POINTER, _POINTER, _INT, _INT, _POINTER]
+    scan.restype = candidates.restype = library.spillway_nearest_lists.restype = None
     return library
 
 
@@ -298,6 +299,18 @@ class InvertedLists:
         """Return the lists of each query, (queries, lists), the nearest first."""
         products = self.quantizer.rotated(queries) @ self.quantizer.centroids.T
         return self._order(products)
+
+    def scanned(self, queries: Floats, probes: int) -> Ints:
+        """Return the lists that a search of each query reads, (queries, probes), the nearest first."""
+        library = kernel()
+        if library is None:
+            return self.nearest_lists(queries)[:, :probes]
+        queries = np.ascontiguousarray(queries, np.float32)
+        found = np.empty((len(queries), min(probes, self.quantizer.lists)), np.int64)
+        library.spillway_nearest_lists(
+            ctypes.addressof(self._layout), queries.ctypes.data, *found.shape, found.ctypes.data
+        )
+        return found
 
     def _order(self, products: Floats) -> Ints:
         if self.quantizer.metric != "dot":

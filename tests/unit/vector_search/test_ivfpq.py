@@ -295,6 +295,8 @@ def test_all_lists_and_all_rows_compared_is_exact_search(
     found = lists.query(view_of(rows), keep, queries, 10, probes=99, compared=400, threads=2)
 
     assert np.allclose(found.scores, near, rtol=1e-5, atol=1e-4)
+    assert np.array_equal(lists.scanned(queries, 3)[:, :1], lists.nearest_lists(queries)[:, :1])
+    assert (np.sort(lists.scanned(queries, 99)) == np.arange(quantizer.lists)).all()
     if dimension > 1:  # of one dimension many rows of length 1 are equal
         assert np.array_equal(found.rows, truth)
 
@@ -746,6 +748,10 @@ def test_a_shard_with_lists_reports_explains_and_opens_again(
     assert plain.report is not None
     assert (plain.path, plain.report.kind) == ("ivfpq", "ivfpq")
     assert plain.report.effort == one.stats()["effort"]
+    assert plain.report.scanned == []
+    named = one.search(ask(rows[:2], with_lists=True)).report
+    assert named is not None
+    assert [len(set(lists)) for lists in named.scanned] == [named.lists] * 2
     most = one.search(ask(rows[:1], budget_ms=60_000.0)).report
     assert most is not None
     assert (most.effort, most.fits) == (lists_for(2000 - 256), True)

@@ -236,14 +236,18 @@ void nearest_lists(const Lists& g, int64_t probes, Scratch& s) {
   std::sort(s.order.begin(), s.order.end(), nearer);
 }
 
-// Leaves in s.best the best of the nearest lists by their codes.
-void find(const Lists& g, const Asked& asked, const float* q, Scratch& s) {
+void rotate(const Lists& g, const float* q, Scratch& s) {
   s.rotated.assign(size_t(g.width), 0.0f);
   if (g.rotation) {
     products(g.rotation, g.width, g.dimension, q, s.rotated.data());
   } else {
     std::copy(q, q + g.dimension, s.rotated.begin());
   }
+}
+
+// Leaves in s.best the best of the nearest lists by their codes.
+void find(const Lists& g, const Asked& asked, const float* q, Scratch& s) {
+  rotate(g, q, s);
   nearest_lists(g, asked.probes, s);
   const Rounding rounding = tables(g, s);
   s.best.begin(size_t(asked.rescored));
@@ -297,6 +301,15 @@ extern "C" void spillway_scan_lists(const Lists* lists, const float* matrix, con
   const Asked asked{matrix, keep, k, probes, std::max(k, rescored)};
   share(count, threads, 8, [&](Scratch& scratch, int64_t i) {
     found[i] = search(*lists, asked, queries + i * lists->dimension, rows + i * k, scores + i * k, scratch);
+  });
+}
+
+// Writes the numbers of the lists that a search of each query reads, nearest first; `probes` is at most how many there are.
+extern "C" void spillway_nearest_lists(const Lists* lists, const float* queries, int64_t count, int64_t probes, int64_t* found) {
+  share(count, 1, 8, [&](Scratch& scratch, int64_t i) {
+    rotate(*lists, queries + i * lists->dimension, scratch);
+    nearest_lists(*lists, probes, scratch);
+    for (int64_t j = 0; j < probes; ++j) found[i * probes + j] = scratch.order[size_t(j)].second;
   });
 }
 
