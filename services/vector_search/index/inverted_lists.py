@@ -18,7 +18,7 @@ from common import log
 from common.native.finder import find
 from services.vector_search.index import code_blocks, exact
 from services.vector_search.index.code_blocks import BLOCK
-from services.vector_search.index.native.sources import SCAN_LISTS
+from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2
 from services.vector_search.index.quantizer import (
     Bytes,
     CodeBits,
@@ -52,14 +52,19 @@ class _Layout(ctypes.Structure):
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    path: Path | None = find(SCAN_LISTS)
+    path = find(SCAN_LISTS) or find(SCAN_LISTS_AVX2)
     if path is None:
         return None
     try:
-        library = ctypes.CDLL(str(path))
+        return kernel_of(path)
     except OSError as error:
         _log.warning("kernels_not_loaded", library=str(path), why=str(error))
         return None
+
+
+def kernel_of(path: Path) -> Any:
+    """Return the kernel of a library; OSError if it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
     scan, candidates = library.spillway_scan_lists, library.spillway_list_candidates
     scan.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, *[_INT] * 5, *[_POINTER] * 3]
     candidates.argtypes = [_POINTER, _POINTER, _POINTER, *[_INT] * 4, *[_POINTER] * 3]
