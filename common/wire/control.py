@@ -12,13 +12,16 @@ from common.wire.message import Message
 class Extend(Message, frozen=True, tag="extend"):
     """Replace `removed` tokens of the prompt from `start` on by `tokens`; `number` counts a job's extensions from 1.
 
-    A message without a change (`removed` 0, no `tokens`) lets a generation that waits for this number go on.
+    The places are those of the prompt as the job was submitted, so a newer extension takes the place of all older ones.
+    A message without a change (`removed` 0, no `tokens`) lets a generation that waits for this number go on. `note` is
+    the sender's, logged with the extension and read by no worker.
     """
 
     number: int
     start: int = 0
     removed: int = 0
     tokens: list[int] = []
+    note: bytes = b""
 
 
 class Pause(Message, frozen=True, tag="pause"):
