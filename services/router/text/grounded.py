@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest
+from common.wire.control import ExtensionRule
+from common.wire.jobs import GenerateWork, decode_work
 from common.wire.search import Hit
 from common.wire.workflows import ChatRequest
+from services.router.responses.retrievals import first_record
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
@@ -33,11 +36,21 @@ from services.router.text.tokens import Spec, load
 RESERVE_TOKENS = 512
 
 
+class PassageSlot(NamedTuple):
+    """Passages in the prompt of a generate job, which others may replace: the prompt may then have `room` tokens."""
+
+    prompt: list[int]
+    passages: list[Passage]
+    room: int
+    max_new: int
+
+
 class GroundedSpec(NamedTuple):
-    """A generate job, and the response's `retrieval` object."""
+    """A generate job, and the response's `retrieval` object; the `slot` if passages are replaced as it is written."""
 
     generation: GenerationSpec
     retrieval: dict[str, Any]
+    slot: PassageSlot | None = None
 
 
 class GroundedQuestion(NamedTuple):
@@ -101,10 +114,7 @@ def unread(
     was searched for, empty where it was not; `prompts` are the collection's, of queries and of documents.
     """
     passages = _passages(ask, found)
-    if not spec.reads or not passages or ask.options.grammar is not None or ask.tools:
-        return None
-    text = "\n".join(passage.text for passage in passages)
-    if len(text) >= spec.reads * len(load(spec.path).written(text)):
+    if not passages or ask.options.grammar is not None or ask.tools or readable(spec, passages):
         return None
     every = sentences(passages)
     texts = [prompts[0] + ask.messages[-1]["content"]]
@@ -113,6 +123,12 @@ def unread(
         load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
     )
     return Unread(passages, every, [list(question) or tokens[0], *tokens[1:]])
+
+
+def readable(spec: Spec, passages: Sequence[Passage]) -> bool:
+    """Return whether a model can read passages: their tokens stand for as many characters as its card says."""
+    text = "\n".join(passage.text for passage in passages)
+    return not spec.reads or len(text) >= spec.reads * len(load(spec.path).written(text))
 
 
 def quoted(
@@ -156,7 +172,21 @@ def grounded(
 
     kept = budget(passages, fits)
     told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
-    return GroundedSpec(build(kept, retrieval=told), told)
+    if kept and retrieval.interval:
+        told |= {"retrievals": [first_record(kept)]}
+    made = build(kept, retrieval=told)
+    return GroundedSpec(
+        made, told, _slot(made, spec, kept) if kept and retrieval.interval else None
+    )
+
+
+def _slot(made: GenerationSpec, spec: Spec, kept: list[Passage]) -> PassageSlot | None:
+    """Return the slot of a job; None if its answer is over before its passages could be replaced."""
+    work = decode_work(made.parcel.payload)
+    assert isinstance(work, GenerateWork)
+    if work.extensions is None:
+        return None
+    return PassageSlot(work.prompts[0], kept, spec.max_tokens - work.max_new, work.max_new)
 
 
 def _passages(ask: ChatRequest, found: Sequence[Sequence[Hit]]) -> list[Passage]:
@@ -175,12 +205,34 @@ def _build(
     retrieval: dict[str, Any] | None = None,
 ) -> GenerationSpec:
     assert ask.retrieval is not None
-    *before, last = ask.messages
-    content = render(spec.grounding_template, passages, last["content"])
-    messages = [*before, {**last, "content": content}]
     if passages or not forced:
-        return generation(ask, spec, history, messages=messages, retrieval=retrieval)
+        extended = _extended(ask) if passages else ask
+        messages = grounded_messages(ask, spec, passages)
+        return generation(extended, spec, history, messages=messages, retrieval=retrieval)
     return _given(ask, spec, history, nothing_found(ask.retrieval.collection), retrieval)
+
+
+def grounded_messages(
+    ask: ChatRequest, spec: Spec, passages: Sequence[Passage]
+) -> list[dict[str, Any]]:
+    """Return a chat's messages with passages in the last one."""
+    assert ask.retrieval is not None
+    *before, last = ask.messages
+    place = ask.retrieval.place
+    return [
+        *before,
+        {**last, "content": render(spec.grounding_template, passages, last["content"], place)},
+    ]
+
+
+def _extended(ask: ChatRequest) -> ChatRequest:
+    """Return a chat whose passages may be replaced as its answer is written, if it asks for that."""
+    retrieval = ask.retrieval
+    if retrieval is None or not isinstance(retrieval.interval, int) or not retrieval.interval:
+        return ask
+    rule = ExtensionRule(retrieval.interval, most=0, late=retrieval.late)  # how many, its job says
+    options = msgspec.structs.replace(ask.options, extensions=rule)
+    return msgspec.structs.replace(ask, options=options)
 
 
 def _given(
@@ -191,9 +243,7 @@ def _given(
     retrieval: dict[str, Any] | None,
 ) -> GenerationSpec:
     """Return the job of an answer that no model computes; its prompt is the question without passages."""
-    *before, last = ask.messages
-    content = render(spec.grounding_template, (), last["content"])
-    messages = [*before, {**last, "content": content}]
+    messages = grounded_messages(ask, spec, ())
     # The answer is given whole: the client's limits are meant for computed ones.
     tokens = len(load(spec.path).written(answer))
     options = msgspec.structs.replace(

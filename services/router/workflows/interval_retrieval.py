@@ -1,0 +1,309 @@
+"""Retrieval while an answer is written (PipeRAG): for each interval the passages in the prompt are found anew.
+
+The generate job runs in its worker; this follows its log, searches beside it, and sends it the passages as extensions.
+What a retrieval finds is a function of the request, its number and the tokens before it, and so are its jobs' ids: a
+router that takes over repeats the last one, whose jobs and extension are there, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from common import tracing
+from common.bus import BusDown
+from common.clock import Clock
+from common.errors import Cancelled, DeadlineExceeded, SpillwayError
+from common.ids import family_of
+from common.tasks import cancel
+from common.wire.control import Applied, Extend
+from common.wire.results import Event, decode_delta
+from common.wire.search import Effort, SearchReport
+from common.wire.workflows import GroundPlan
+from services.router.responses.answer_sources import follow
+from services.router.responses.retrievals import (
+    RetrievalHistory,
+    RetrievalNote,
+    StageTime,
+    first_record,
+)
+from services.router.text.chats import SessionHistory
+from services.router.text.grounded import PassageSlot
+from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Splice, budget_s
+from services.router.text.passages import Passage, passage_rows
+from services.router.text.replacements import Replacement, replacement, window_query
+from services.router.text.tokens import Spec
+from services.router.workflows.embed import embed, encoder_of
+from services.router.workflows.search import find
+from services.router.workflows.workflow import Workflow, letters
+
+_LEAST_BUDGET_MS = 0.1  # a search that has no time left makes the least effort
+
+
+class IntervalRetrieval:
+    """The retrievals of one grounded answer while its job writes it; `run` once.
+
+    A failed retrieval does not end the answer: the passages stay, and its readers are told why.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        plan: GroundPlan,
+        job: str,
+        slot: PassageSlot,
+        spec: Spec,
+        history: SessionHistory | None,
+    ) -> None:
+        """`slot` is that of the prompt that the job was admitted with, `history` its session's before its turn."""
+        retrieval = plan.chat.retrieval
+        assert retrieval is not None
+        assert isinstance(retrieval.interval, int)
+        self._workflow, self._plan, self._job = workflow, plan, job
+        self._slot, self._spec, self._history = slot, spec, history
+        self._retrieval, self._record = retrieval, plan.collection
+        self._schedule = Schedule.of(retrieval.interval, slot.max_new, stale=retrieval.stale)
+        self._shift = 0
+        if retrieval.stale:
+            self._shift = retrieval.interval if retrieval.shift is None else retrieval.shift
+        self._pace = Pace(retrieval.interval, 0.0)
+        self._tokens: list[int] = []
+        self._grown = asyncio.Event()
+        self._first = 1
+        self._sent = Replacement(slot.passages)
+        self._known = list(slot.passages)
+        self._chunk = tracing.NONE
+
+    async def run(self) -> Event:
+        """Retrieve until the answer is over, and return the job's outcome."""
+        self._pace.token_s = await self._step_s()
+        if self._workflow.lease.attempts > 1:
+            await self._restore()
+        following = asyncio.create_task(self._follow(), name="follow an answer")
+        retrieving = asyncio.create_task(self._retrieve_all(), name="retrieve for an answer")
+        try:
+            await asyncio.wait({following, retrieving}, return_when=asyncio.FIRST_COMPLETED)
+            if retrieving.done():
+                retrieving.result()
+            outcome = await following
+        finally:
+            left = not retrieving.done()
+            await cancel(following, retrieving)
+            self._chunk.end()
+        if left:
+            await self._workflow.cancel_jobs()  # of a retrieval that nobody waits for any more
+        return outcome
+
+    async def _step_s(self) -> float:
+        """Return the seconds of a token as the fastest worker publishes them, 0 where none does."""
+        records = await self._workflow.context.bus.workers.records(family_of(self._job))
+        return min((each.beta_s for each in records.values() if each.beta_s > 0), default=0.0)
+
+    async def _restore(self) -> None:
+        """Take up what another router did before: the extensions in the job's log."""
+        progress = [
+            event
+            for event in await self._workflow.context.bus.jobs.log(self._job)
+            if not event.ends
+        ]
+        rests = RetrievalHistory(
+            {
+                "passages": passage_rows(self._slot.passages, include_text=True),
+                "retrievals": [first_record(self._slot.passages)],
+            }
+        )
+        for applied in (each for event in progress for each in decode_delta(event.data).applied):
+            extension = applied.extension
+            if rests.take(applied) is not None and extension.changes:
+                change = Splice(extension.start, extension.removed, extension.tokens)
+                self._sent = Replacement(rests.passages_in_force, change)
+            self._first = max(self._first, extension.number + 1)
+        self._known = rests.passages
+
+    # -- the answer
+
+    async def _follow(self) -> Event:
+        """Take note of the answer's tokens as they come, and return the job's outcome."""
+        workflow = self._workflow
+        items = follow(workflow.context.notifications, self._job, workflow.deadline_ms)
+        async for item in items:
+            if isinstance(item, Event):
+                return item
+            if not isinstance(item, Applied) and item.tokens:
+                self._grow(item.tokens)
+        raise AssertionError("an answer has an outcome")
+
+    def _grow(self, tokens: list[int]) -> None:
+        interval, before = self._schedule.interval, len(self._tokens)
+        self._tokens += tokens
+        if not before or (len(self._tokens) - 1) // interval > (before - 1) // interval:
+            self._chunk.end()
+            self._chunk = tracing.start(
+                "interval", "internal", tracing.current(), attributes={"spillway.token": before}
+            )
+        self._pace.note(len(self._tokens), self._workflow.context.bus.clock.perf_s())
+        self._grown.set()
+
+    async def _written(self, tokens: int) -> None:
+        """Wait until the answer has so many tokens."""
+        while len(self._tokens) < tokens:
+            self._grown.clear()
+            await self._grown.wait()
+
+    # -- retrievals
+
+    async def _retrieve_all(self) -> None:
+        schedule, number = self._schedule, self._first
+        while number <= schedule.most:
+            await self._written(schedule.asked(number))
+            if self._retrieval.late == "keep":  # what is late already, nobody waits for
+                number = max(number, schedule.current(len(self._tokens)))
+                if number > schedule.most:
+                    return
+            with tracing.span("retrieval", attributes={"spillway.retrieval": number}):
+                await self._retrieve(number)
+            number += 1
+
+    async def _retrieve(self, number: int) -> None:
+        """Make one retrieval and send what it found; an error of its own keeps the passages."""
+        attempt = _Attempt(self._workflow.context.bus.clock)
+        kept, change = "same", NO_CHANGE
+        try:
+            made = await self._found(number, attempt)
+            if made.kept is not None:
+                kept = made.kept
+            elif _numbers(made.passages) != _numbers(self._sent.passages):
+                kept, change = "", made.splice
+                self._sent = made
+                self._known += made.passages
+        except (BusDown, DeadlineExceeded, Cancelled):
+            raise
+        except SpillwayError as error:
+            kept = error.code
+        if kept and self._retrieval.late == "keep":
+            change = self._sent.splice  # the one before may not have taken effect yet
+        note = self._note(number, attempt, kept)
+        await self._workflow.context.bus.control.send(
+            self._job, Extend(number=number, note=note, **change._asdict())
+        )
+
+    def _note(self, number: int, attempt: _Attempt, kept: str) -> bytes:
+        """Return what the job's log is to tell of a retrieval, and learn from how long it took."""
+        took_s, due_at = attempt.passed_s, self._schedule.boundary(number)
+        if attempt.predicted_s is not None:
+            self._workflow.context.margin.learn(took_s, attempt.predicted_s)
+        rows = passage_rows(self._sent.passages, include_text=self._retrieval.include_passages)
+        note = RetrievalNote(
+            due_at=due_at,
+            query_at=self._schedule.asked(number),
+            query_tokens=attempt.window,
+            passages=rows,
+            found=attempt.found,
+            kept=kept or None,
+            late=self._retrieval.stale and len(self._tokens) >= due_at,
+            effort=attempt.effort,
+            budget_ms=attempt.budget_ms,
+            ms=round(1000 * took_s, 3),
+            stages=attempt.stages,
+        )
+        return msgspec.json.encode(note)
+
+    async def _found(self, number: int, attempt: _Attempt) -> Replacement:
+        """Embed the latest tokens, search, and put what is found into the prompt."""
+        workflow, plan, retrieval = self._workflow, self._plan, self._retrieval
+        at, pool = self._schedule.asked(number), workflow.context.pool
+        latest = self._tokens[max(0, at - WINDOW) : at]
+        encoder = await encoder_of(workflow, self._record)
+        query = await pool.run(
+            partial(window_query, plan.chat, self._spec, encoder, self._record.query_prompt, latest)
+        )
+        attempt.window, vectors, prefix = query.window, b"", f"r{letters(number)}"
+        if retrieval.mode != "text":
+            with attempt.stage("embed"):
+                vectors = await embed(
+                    workflow,
+                    f"{prefix}embed",
+                    encoder,
+                    [query.tokens],
+                    plan.parcel,
+                    question=True,
+                )
+        ask = msgspec.structs.replace(
+            plan.search,
+            many=False,
+            count=1,
+            tokens=[],
+            vectors=vectors,
+            texts=[] if retrieval.mode == "vector" else [query.text],
+            following=self._shift > 0,
+        )
+        if retrieval.stale and ask.effort is None and ask.mode == "vector" and not ask.depth:
+            attempt.budget_ms = self._budget_ms()
+            ask = msgspec.structs.replace(
+                ask, budget_ms=attempt.budget_ms, spent_ms=1000 * attempt.passed_s
+            )
+        with attempt.stage("search"):
+            found = await find(workflow, self._record, ask, plan.parcel, plan.queries, prefix)
+        hits = found.hits[0]
+        attempt.take(found.report, len(hits))
+        first = (
+            1 + number * retrieval.k
+        )  # whichever retrievals took effect before: numbers are never used twice
+        with attempt.stage("prompt"):
+            call = partial(
+                replacement,
+                plan.chat,
+                self._spec,
+                self._history,
+                self._slot,
+                hits,
+                self._shift,
+                self._known,
+                first,
+            )
+            return await pool.run(call)
+
+    def _budget_ms(self) -> float:
+        """Return the time that a search has: that of an interval, less the margin."""
+        margin_s = self._workflow.context.margin.value_s
+        return max(_LEAST_BUDGET_MS, 1000 * budget_s(self._pace.interval_s, margin_s))
+
+
+class _Attempt:
+    """One retrieval as it goes: what its note tells of it, and the seconds that it was foreseen to take."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.window = self.found = 0
+        self.effort: Effort | None = None
+        self.budget_ms: float | None = None
+        self.predicted_s: float | None = None
+        self.stages: list[StageTime] = []
+        self._clock, self._began_s = clock, clock.perf_s()
+
+    @property
+    def passed_s(self) -> float:
+        """The seconds since it began."""
+        return self._clock.perf_s() - self._began_s
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Note when a stage begins and ends."""
+        start = self._clock.now_ms() / 1000
+        yield
+        self.stages.append(StageTime(name, start, self._clock.now_ms() / 1000))
+
+    def take(self, report: SearchReport | None, found: int) -> None:
+        """Note how the search went."""
+        self.found = found
+        if report is not None:
+            self.effort = report.effort
+            if report.predicted_ms is not None:
+                self.predicted_s = report.predicted_ms / 1000
+
+
+def _numbers(passages: Sequence[Passage]) -> list[int]:
+    return [passage.index for passage in passages]
