@@ -15,13 +15,14 @@ class Extend(Message, frozen=True, tag="extend"):
 
     Positions are those of the prompt that the job was admitted with: each extension takes the place of the one before
     it, so one may be left out. A message without a change (`removed` 0, no `tokens`) leaves the prompt as it is by
-    then, and lets a generation that waits for this number go on.
+    then, and lets a generation that waits for this number go on. The sender's `note` is logged with the extension.
     """
 
     number: int
     start: int = 0
     removed: int = 0
     tokens: list[int] = []
+    note: bytes = b""
 
     @property
     def changes(self) -> bool:
@@ -58,7 +59,7 @@ class Applied(Struct, frozen=True):
     """An extension took effect after `tokens` generated tokens; logged, so that another worker repeats it there.
 
     `at` is the index of the event that it was first logged in. An extension that could not take effect is logged as one
-    without a change.
+    without a change, and without its note.
     """
 
     tokens: int
