@@ -11,6 +11,7 @@ from common.wire.control import Applied
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.message import BadMessage, encode
 from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delta
+from common.wire.retrievals import retrieval_of
 from common.wire.sessions import Turn
 from common.worker.leases import Lease
 from common.worker.outbox import SessionPart
@@ -180,7 +181,7 @@ class GenerationJob:
             finish=choice.finish or "cancelled",
             at_ms=now_ms,
             partial=partial,
-            retrieval=asked.retrieval,
+            retrieval=retrieval_of(asked.retrieval, self.extensions.applied),
             asked=asked.asked,
         )
         return turn, asked

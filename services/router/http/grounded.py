@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from common.bus import Bus, Notifications
 from common.bus.events import Subscription
+from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
 from common.ids import Family, family_of
 from common.registry.collections import Collections
@@ -38,6 +40,7 @@ from services.router.responses.outcomes import error_of
 from services.router.text.chats import marks_of
 from services.router.text.collections import depth_of
 from services.router.text.grounded import GroundedQuestion, question_of
+from services.router.text.intervals import WINDOW, RetrievalMargin, smallest_interval
 from services.router.text.pool import TextPool
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
@@ -118,17 +121,19 @@ class GroundedQuestions:
         admission: AdmissionController,
         generations: Generations,
         planned: PlannedJobs,
+        margin: RetrievalMargin,
     ) -> None:
         self._bus, self._cards, self._pool, self._turns = bus, cards, pool, turns
         self._limits, self._depths, self._admission = limits, depths, admission
         self._generations, self._planned = generations, planned
-        self._collections = Collections(bus)
+        self._collections, self._margin = Collections(bus), margin
 
     async def spec(self, caller: RequestContext, chat: ChatRequest) -> JobSpec:
         """Return the request that answers a chat from a collection.
 
         Refused are: an unknown collection, one without an encoder, another encoder than the one served, a conversation
-        too long for the model, a model without workers, and a search that no shard could finish in time.
+        too long for the model, a model without workers or with its own place for passages where another one is asked
+        for, and a search that no shard could finish in time.
         """
         retrieval = chat.retrieval
         assert retrieval is not None, "a chat without retrieval is one job"
@@ -136,6 +141,11 @@ class GroundedQuestions:
         specs = await self._cards.specs()
         encoder = checked_encoder(record, specs)
         generator = await self._served_generator(caller, chat, encoder)
+        _check_place(retrieval, specs[chat.model])
+        if retrieval.interval == "auto":
+            interval = await self._interval(caller, record, generator, encoder)
+            retrieval = msgspec.structs.replace(retrieval, interval=interval)
+            chat = msgspec.structs.replace(chat, retrieval=retrieval)
         question = await self._question(caller, chat, specs[chat.model], encoder, record)
         family = self._bus.writes.search_family(record.id)
         options = ResponseOptions(
@@ -192,6 +202,21 @@ class GroundedQuestions:
                 raise refusal("no_worker", 2.0)
         return family
 
+    async def _interval(
+        self, caller: RequestContext, record: CollectionRecord, generator: Family, encoder: Spec
+    ) -> int:
+        """Return the smallest interval in which a search is predicted to end, by the costs that workers publish."""
+        embeds = await self._cost(await self._cards.family(encoder.name, caller.tenant))
+        searches = await self._cost(self._bus.writes.search_family(record.id))
+        retrieval_s = embeds.seconds(1, WINDOW) + searches.seconds(1, 0) + self._margin.value_s
+        return smallest_interval(retrieval_s, (await self._cost(generator)).beta_s)
+
+    async def _cost(self, family: Family) -> LinearCost:
+        """Return the cost of the fastest worker of a family."""
+        records = (await self._bus.workers.records(family)).values()
+        costs = [LinearCost(r.beta_s, r.alpha_items_s, r.alpha_tokens_s) for r in records]
+        return min(costs, key=lambda cost: cost.seconds(1, WINDOW), default=LinearCost(0, 0, 0))
+
     async def _served(self, family: Family) -> bool:
         """Return whether a worker of a family lives, one that has just started included."""
         if await self._bus.workers.living(family):
@@ -214,6 +239,16 @@ class GroundedQuestions:
         )
 
 
+def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
+    """Refuse a place of passages that a model's own template does not have."""
+    if retrieval.place != "before" and spec.grounding_template:
+        raise InvalidRequest(
+            f"retrieval.place: {spec.name} has a template of its own; leave it out",
+            code="unsupported",
+            param="retrieval.place",
+        )
+
+
 def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRequest:
     mode = retrieval.mode
     return SearchRequest(
@@ -230,4 +265,5 @@ def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRe
         texts=[] if mode == "vector" else question.texts,
         depth=depth_of(mode, retrieval.k, retrieval.mmr),
         mmr=retrieval.mmr,
+        effort=retrieval.effort,
     )

@@ -15,8 +15,8 @@ from common.ids import time_of
 from common.types.generation import Logprob
 from common.wire.control import Applied
 from common.wire.results import GenerateResult, Piece
+from common.wire.retrievals import RetrievalHistory
 from common.wire.workflows import AnswerMarks, ResponseOptions
-from services.router.responses.retrievals import RetrievalHistory
 from services.router.responses.tool_calls import (
     THINK,
     THOUGHT,
@@ -26,6 +26,7 @@ from services.router.responses.tool_calls import (
     ToolCall,
     ToolCallParser,
 )
+from services.router.text.passages import Passage, cited
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0
@@ -130,7 +131,7 @@ class AnswerFormat:
         if self.chat:
             delta = self._delta(piece.choice, said)
             if piece.finish and self.rests is not None:
-                delta["citations"] = self.rests.citations(said.text)
+                delta["citations"] = _citations(self.rests, said.text)
             choice["delta"] = delta
         else:
             choice["text"] = piece.text
@@ -199,7 +200,7 @@ class AnswerFormat:
                     self._call(index, at, call) for at, call in enumerate(said.calls)
                 ]
             if self.rests is not None:
-                message["citations"] = self.rests.citations(said.text)
+                message["citations"] = _citations(self.rests, said.text)
             choice["message"] = message
         else:
             choice["text"] = self.echoed(index) + said.text
@@ -230,6 +231,11 @@ class AnswerFormat:
             "top_logprobs": [{_text(t): _finite(t.logprob) for t in one.top} for one, _ in fresh],
             "text_offset": [offset for _, offset in fresh],
         }
+
+
+def _citations(rests: RetrievalHistory, answer: str) -> list[dict[str, Any]]:
+    passages = msgspec.convert(rests.shown["passages"], list[Passage])
+    return [msgspec.to_builtins(one) for one in cited(answer, passages)]
 
 
 def reader_of(marks: AnswerMarks | None) -> AnswerReader | None:

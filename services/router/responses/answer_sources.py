@@ -15,10 +15,10 @@ from common.bus.events import Subscription
 from common.errors import DeadlineExceeded, NotFound
 from common.wire.control import Applied
 from common.wire.results import Delta, Event, Piece, decode_delta, error_event
+from common.wire.retrievals import RetrievalHistory
 from common.wire.workflows import ResponseOptions, decode_options
 from services.router.cards import Cards
 from services.router.responses.outcomes import error_of
-from services.router.responses.retrievals import RetrievalHistory
 from services.router.workflows.progress import (
     GroundedProgress,
     await_grounded_progress,

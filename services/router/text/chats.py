@@ -173,7 +173,7 @@ def _retrieval(body: ChatBody) -> RetrievalOptions | None:
     if body.retrieval is None:
         return None
     given = msgspec.structs.asdict(body.retrieval)
-    return RetrievalOptions(**{**given, "mode": body.retrieval.mode or "vector"})
+    return RetrievalOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def template_of(spec: Spec, tools: Tools = ()) -> Template:

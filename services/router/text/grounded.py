@@ -11,9 +11,9 @@ import msgspec
 from common.errors import InvalidRequest
 from common.wire.control import ExtensionRule
 from common.wire.jobs import GenerateWork, decode_work
+from common.wire.retrievals import RetrievalRecord
 from common.wire.search import Hit
 from common.wire.workflows import ChatRequest
-from services.router.responses.retrievals import first_record
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
@@ -173,7 +173,9 @@ def grounded(
     kept = budget(passages, fits)
     told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
     if kept and retrieval.interval:
-        told |= {"retrievals": [first_record(kept)]}
+        numbers = [passage.index for passage in kept]
+        first = RetrievalRecord(0, 0, len(passages), numbers, replaced=[], late=False)
+        told |= {"retrievals": [msgspec.to_builtins(first)]}
     made = build(kept, retrieval=told)
     return GroundedSpec(
         made, told, _slot(made, spec, kept) if kept and retrieval.interval else None

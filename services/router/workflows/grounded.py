@@ -87,9 +87,8 @@ async def _outcome(
     """Return the outcome of the generate job; passages are found anew while it runs, if they have a slot."""
     if prepared is None or prepared.made.slot is None:
         return await workflow.context.notifications.end(job, workflow.deadline_ms)
-    slot = prepared.made.slot
-    retrieval = IntervalRetrieval(workflow, plan, job, slot, prepared.spec, prepared.history)
-    return await retrieval.run()
+    made, spec, history = prepared
+    return await IntervalRetrieval(workflow, plan, job, made, made.slot, spec, history).run()
 
 
 async def _note(workflow: Workflow, session: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 import msgspec
@@ -22,17 +22,12 @@ from common.ids import family_of
 from common.tasks import cancel
 from common.wire.control import Applied, Extend
 from common.wire.results import Event, decode_delta
+from common.wire.retrievals import RetrievalHistory, RetrievalNote, RetrievalRecord, StageTime
 from common.wire.search import Effort, SearchReport
 from common.wire.workflows import GroundPlan
 from services.router.responses.answer_sources import follow
-from services.router.responses.retrievals import (
-    RetrievalHistory,
-    RetrievalNote,
-    StageTime,
-    first_record,
-)
 from services.router.text.chats import SessionHistory
-from services.router.text.grounded import PassageSlot
+from services.router.text.grounded import GroundedSpec, PassageSlot
 from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Splice, budget_s
 from services.router.text.passages import Passage, passage_rows
 from services.router.text.replacements import Replacement, replacement, window_query
@@ -55,16 +50,17 @@ class IntervalRetrieval:
         workflow: Workflow,
         plan: GroundPlan,
         job: str,
+        made: GroundedSpec,
         slot: PassageSlot,
         spec: Spec,
         history: SessionHistory | None,
     ) -> None:
-        """`slot` is that of the prompt that the job was admitted with, `history` its session's before its turn."""
+        """`made` is what the job was made of, with its `slot`, `history` its session's before its turn."""
         retrieval = plan.chat.retrieval
         assert retrieval is not None
         assert isinstance(retrieval.interval, int)
         self._workflow, self._plan, self._job = workflow, plan, job
-        self._slot, self._spec, self._history = slot, spec, history
+        self._told, self._slot, self._spec, self._history = made.retrieval, slot, spec, history
         self._retrieval, self._record = retrieval, plan.collection
         self._schedule = Schedule.of(retrieval.interval, slot.max_new, stale=retrieval.stale)
         self._shift = 0
@@ -110,19 +106,18 @@ class IntervalRetrieval:
             for event in await self._workflow.context.bus.jobs.log(self._job)
             if not event.ends
         ]
-        rests = RetrievalHistory(
-            {
-                "passages": passage_rows(self._slot.passages, include_text=True),
-                "retrievals": [first_record(self._slot.passages)],
-            }
-        )
+        rests = RetrievalHistory(self._told)
         for applied in (each for event in progress for each in decode_delta(event.data).applied):
             extension = applied.extension
-            if rests.take(applied) is not None and extension.changes:
-                change = Splice(extension.start, extension.removed, extension.tokens)
-                self._sent = Replacement(rests.passages_in_force, change)
             self._first = max(self._first, extension.number + 1)
-        self._known = rests.passages
+            if rests.take(applied) is not None:
+                self._known = msgspec.convert(rests.shown["passages"], list[Passage])
+                if extension.changes:
+                    now = {passage.index: passage for passage in self._known}
+                    self._sent = Replacement(
+                        [now[index] for index in rests.in_force],
+                        Splice(extension.start, extension.removed, extension.tokens),
+                    )
 
     # -- the answer
 
@@ -130,11 +125,12 @@ class IntervalRetrieval:
         """Take note of the answer's tokens as they come, and return the job's outcome."""
         workflow = self._workflow
         items = follow(workflow.context.notifications, self._job, workflow.deadline_ms)
-        async for item in items:
-            if isinstance(item, Event):
-                return item
-            if not isinstance(item, Applied) and item.tokens:
-                self._grow(item.tokens)
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, Event):
+                    return item
+                if not isinstance(item, Applied) and item.tokens:
+                    self._grow(item.tokens)
         raise AssertionError("an answer has an outcome")
 
     def _grow(self, tokens: list[int]) -> None:
@@ -196,21 +192,23 @@ class IntervalRetrieval:
         took_s, due_at = attempt.passed_s, self._schedule.boundary(number)
         if attempt.predicted_s is not None:
             self._workflow.context.margin.learn(took_s, attempt.predicted_s)
-        rows = passage_rows(self._sent.passages, include_text=self._retrieval.include_passages)
-        note = RetrievalNote(
-            due_at=due_at,
+        record = RetrievalRecord(
+            at_token=due_at,
             query_at=self._schedule.asked(number),
-            query_tokens=attempt.window,
-            passages=rows,
             found=attempt.found,
-            kept=kept or None,
+            passages=_numbers(self._sent.passages),
+            replaced=[],
             late=self._retrieval.stale and len(self._tokens) >= due_at,
+            query_tokens=attempt.window,
+            kept=kept or None,
             effort=attempt.effort,
             budget_ms=attempt.budget_ms,
             ms=round(1000 * took_s, 3),
             stages=attempt.stages,
         )
-        return msgspec.json.encode(note)
+        include_text = self._retrieval.include_passages
+        rows = passage_rows(self._sent.passages, include_text=include_text)
+        return msgspec.json.encode(RetrievalNote(due_at, rows, record))
 
     async def _found(self, number: int, attempt: _Attempt) -> Replacement:
         """Embed the latest tokens, search, and put what is found into the prompt."""
@@ -250,9 +248,7 @@ class IntervalRetrieval:
             found = await find(workflow, self._record, ask, plan.parcel, plan.queries, prefix)
         hits = found.hits[0]
         attempt.take(found.report, len(hits))
-        first = (
-            1 + number * retrieval.k
-        )  # whichever retrievals took effect before: numbers are never used twice
+        first = 1 + number * retrieval.k  # so no number is used twice, whatever took effect
         with attempt.stage("prompt"):
             call = partial(
                 replacement,
