@@ -86,8 +86,6 @@ class RetrievalHistory:
             passages=now,
             replaced=[index for index in before if index not in now],
             late=note.record.late or applied.tokens > note.due_at,
-            # A worker that could not extend the prompt logs an extension without a change.
-            kept=note.record.kept or (None if extension.changes else "refused"),
         )
         told = [msgspec.to_builtins(record)]
         known = {row["index"] for row in self.shown["passages"]}

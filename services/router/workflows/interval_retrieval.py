@@ -60,7 +60,7 @@ class IntervalRetrieval:
         assert retrieval is not None
         assert isinstance(retrieval.interval, int)
         self._workflow, self._plan, self._job = workflow, plan, job
-        self._told, self._slot, self._spec, self._history = made.retrieval, slot, spec, history
+        self._slot, self._spec, self._history = slot, spec, history
         self._retrieval, self._record = retrieval, plan.collection
         self._schedule = Schedule.of(retrieval.interval, slot.max_new, stale=retrieval.stale)
         self._shift = 0
@@ -69,9 +69,10 @@ class IntervalRetrieval:
         self._pace = Pace(retrieval.interval, 0.0)
         self._tokens: list[int] = []
         self._grown = asyncio.Event()
-        self._first = 1
-        self._sent = Replacement(slot.passages)
+        self._next = 1
+        self._rests = RetrievalHistory(made.retrieval)  # as the job's log tells it
         self._known = list(slot.passages)
+        self._sent = Replacement(slot.passages)  # the last one, which may not have taken effect yet
         self._chunk = tracing.NONE
 
     async def run(self) -> Event:
@@ -101,23 +102,24 @@ class IntervalRetrieval:
 
     async def _restore(self) -> None:
         """Take up what another router did before: the extensions in the job's log."""
-        progress = [
-            event
-            for event in await self._workflow.context.bus.jobs.log(self._job)
-            if not event.ends
-        ]
-        rests = RetrievalHistory(self._told)
-        for applied in (each for event in progress for each in decode_delta(event.data).applied):
-            extension = applied.extension
-            self._first = max(self._first, extension.number + 1)
-            if rests.take(applied) is not None:
-                self._known = msgspec.convert(rests.shown["passages"], list[Passage])
+        for event in await self._workflow.context.bus.jobs.log(self._job):
+            if event.ends:
+                return
+            for applied in decode_delta(event.data).applied:
+                extension = applied.extension
+                self._rests.take(applied)
+                self._next = extension.number + 1
                 if extension.changes:
-                    now = {passage.index: passage for passage in self._known}
-                    self._sent = Replacement(
-                        [now[index] for index in rests.in_force],
-                        Splice(extension.start, extension.removed, extension.tokens),
-                    )
+                    change = Splice(extension.start, extension.removed, extension.tokens)
+                    self._sent = Replacement(self._in_force, change)
+        self._known = msgspec.convert(self._rests.shown["passages"], list[Passage])
+
+    @property
+    def _in_force(self) -> list[Passage]:
+        """The passages in the prompt by the job's log."""
+        rows = msgspec.convert(self._rests.shown["passages"], list[Passage])
+        known = {passage.index: passage for passage in rows}
+        return [known[index] for index in self._rests.in_force]
 
     # -- the answer
 
@@ -129,7 +131,11 @@ class IntervalRetrieval:
             async for item in items:
                 if isinstance(item, Event):
                     return item
-                if not isinstance(item, Applied) and item.tokens:
+                if isinstance(item, Applied):
+                    self._rests.take(item)
+                    if not item.extension.note:  # the worker has refused it
+                        self._sent = Replacement(self._in_force)
+                elif item.tokens:
                     self._grow(item.tokens)
         raise AssertionError("an answer has an outcome")
 
@@ -153,16 +159,16 @@ class IntervalRetrieval:
     # -- retrievals
 
     async def _retrieve_all(self) -> None:
-        schedule, number = self._schedule, self._first
-        while number <= schedule.most:
-            await self._written(schedule.asked(number))
+        schedule = self._schedule
+        while self._next <= schedule.most:
+            await self._written(schedule.asked(self._next))
+            number = self._next
             if self._retrieval.late == "keep":  # what is late already, nobody waits for
                 number = max(number, schedule.current(len(self._tokens)))
-                if number > schedule.most:
-                    return
-            with tracing.span("retrieval", attributes={"spillway.retrieval": number}):
-                await self._retrieve(number)
-            number += 1
+            if number <= schedule.most:
+                with tracing.span("retrieval", attributes={"spillway.retrieval": number}):
+                    await self._retrieve(number)
+            self._next = number + 1
 
     async def _retrieve(self, number: int) -> None:
         """Make one retrieval and send what it found; an error of its own keeps the passages."""
@@ -246,7 +252,7 @@ class IntervalRetrieval:
             )
         with attempt.stage("search"):
             found = await find(workflow, self._record, ask, plan.parcel, plan.queries, prefix)
-        hits = found.hits[0]
+        hits = found.hits[0][: retrieval.k]
         attempt.take(found.report, len(hits))
         first = 1 + number * retrieval.k  # so no number is used twice, whatever took effect
         with attempt.stage("prompt"):
