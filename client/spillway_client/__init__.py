@@ -40,6 +40,7 @@ from .generation import (
     CompletionChoice,
     Passage,
     Retrieval,
+    RetrievalRecord,
     TokenUsage,
     ToolCall,
 )
@@ -135,6 +136,7 @@ __all__ = [
     "RerankResult",
     "Reranking",
     "Retrieval",
+    "RetrievalRecord",
     "SearchMode",
     "SearchReport",
     "SearchResult",
