@@ -40,6 +40,7 @@ from .generation import (
     CompletionChoice,
     Passage,
     Retrieval,
+    StageTime,
     TokenUsage,
     ToolCall,
 )
@@ -147,6 +148,7 @@ __all__ = [
     "ShardReplica",
     "Spillway",
     "SpillwayError",
+    "StageTime",
     "SyncChatStream",
     "SyncCompletionStream",
     "SyncSession",

@@ -39,16 +39,28 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """One run of a stage of a grounded answer, in milliseconds from the request's acceptance; runs may overlap."""
+
+    name: str
+    start_ms: float = 0.0
+    end_ms: float = 0.0
+    nth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Retrieval:
     """What was found for a grounded answer; `found` 0 means the answer says so plainly.
 
-    With `extractive` the answer quotes the passages, since the model cannot read such texts.
+    With `extractive` the answer quotes the passages, since the model cannot read such texts. `stages` are those that
+    came before the answer's first token.
     """
 
     collection: str = ""
     found: int = 0
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
+    stages: list[StageTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +250,8 @@ def retrieval(payload: Any) -> Retrieval | None:
     if not isinstance(payload, dict):
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
-    return build(Retrieval, payload, passages=passages)
+    stages = [build(StageTime, one) for one in payload.get("stages") or []]
+    return build(Retrieval, payload, passages=passages, stages=stages)
 
 
 def _common(payload: Any) -> dict[str, Any]:

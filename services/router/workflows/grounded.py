@@ -59,12 +59,29 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
         found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
         quotable = await _quotable(workflow, plan, found.hits)
         prepare = partial(_prepare, workflow, plan, job, found.hits, quotable)
-        progress = GroundedProgress(job, await _generate(workflow, job, prepare))
+        with workflow.timeline.stage("prompt"):
+            retrieval = await _generate(workflow, job, prepare)
+        progress = GroundedProgress(job, await _timed(workflow, retrieval))
         workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
-    result_of(await workflow.context.notifications.end(progress.job, workflow.deadline_ms))
-    info = {"view": msgspec.to_builtins(plan.options), "retrieval": progress.retrieval}
+    with workflow.timeline.stage(GENERATE_STAGE):
+        ended = await workflow.context.notifications.end(progress.job, workflow.deadline_ms)
+        result_of(ended)
+    retrieval = await _timed(workflow, progress.retrieval)
+    info = {"view": msgspec.to_builtins(plan.options), "retrieval": retrieval}
     return RequestResult(jobs=[progress.job], info=info)
+
+
+async def _timed(workflow: Workflow, retrieval: dict[str, Any]) -> dict[str, Any]:
+    """Return a `retrieval` object with the times of the stages so far; those it names already stay as they are."""
+    state = await workflow.context.bus.jobs.get(workflow.request)
+    accepted_ms = 0 if state is None else state.created_ms
+    known = retrieval.get("stages", [])
+    told = {(stage["name"], stage.get("nth", 0)) for stage in known}
+    times = [
+        time for time in workflow.timeline.times(accepted_ms) if (time.name, time.nth) not in told
+    ]
+    return {**retrieval, "stages": [*known, *(msgspec.to_builtins(time) for time in times)]}
 
 
 async def _note(workflow: Workflow, session: str) -> None:
@@ -118,7 +135,8 @@ async def _quotable(
     given = await context.pool.run(call)
     if given is None:
         return None
-    return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
+    with workflow.timeline.stage("quotes"):
+        return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
 
 
 async def _prepare(

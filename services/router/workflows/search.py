@@ -196,13 +196,15 @@ async def find(
     if ask.tokens:
         began_s = clock.perf_s()
         spec = await encoder_of(workflow, record)
-        vectors = await embed(workflow, "embed", spec, ask.tokens, parcel, question=True)
+        with workflow.timeline.stage("embed"):
+            vectors = await embed(workflow, "embed", spec, ask.tokens, parcel, question=True)
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
     layout = await workflow.context.layouts.of(record)
     while True:
         try:
-            return await _found(workflow, record, ask, vectors, queries, layout)
+            with workflow.timeline.stage("search"):
+                return await _found(workflow, record, ask, vectors, queries, layout)
         except Conflict as error:
             if error.code != "layout_changed":
                 raise
