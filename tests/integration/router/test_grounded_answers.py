@@ -125,7 +125,9 @@ async def test_a_conversation_finds_what_it_leans_on(http: aiohttp.ClientSession
         status, answer, _ = await post(http, asks(text, session=made["id"]))
         assert (status, answer["session"]["version"]) == (200, number), answer
         check(answer, town.name)
-        del answer["retrieval"]["stages"]  # of the response: a session keeps what its answers rest on
+        del answer["retrieval"][
+            "stages"
+        ]  # of the response: a session keeps what its answers rest on
         given.append((answer["retrieval"], answer["choices"][0]["message"]["citations"]))
     async with http.get(f"/v1/sessions/{made['id']}?include=messages") as response:
         shown = await response.json()
