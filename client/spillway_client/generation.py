@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .types import build, items
+from .types import StageTime, build, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,12 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
-    """One run of a stage of a grounded answer, in milliseconds from the request's acceptance; runs may overlap."""
-
-    name: str
-    start_ms: float = 0.0
-    end_ms: float = 0.0
-    nth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Retrieval:
     """What was found for a grounded answer; `found` 0 means the answer says so plainly.
 
     With `extractive` the answer quotes the passages, since the model cannot read such texts. `stages` are those that
-    came before the answer's first token.
+    came before the answer's first token. `rewrite` tells the query that a follow-up became, and `rerank` how many hits
+    were scored; both are empty where they were not asked for.
     """
 
     collection: str = ""
@@ -61,6 +52,8 @@ class Retrieval:
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
     stages: list[StageTime] = field(default_factory=list)
+    rewrite: dict[str, Any] = field(default_factory=dict)
+    rerank: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,25 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     shown: list[int] = []
 
 
+class RewriteOptions(Struct, frozen=True):
+    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens."""
+
+    model: str = ""
+    max_tokens: int = 64
+
+
+class RerankOptions(Struct, frozen=True):
+    """Order the best `candidates` of a search by the scores of the cross-encoder `model`."""
+
+    model: str = ""
+    candidates: int = 16
+
+
 class RetrievalOptions(Struct, frozen=True):
-    """Search `collection` for the last user message of a chat, and answer from the `k` best passages."""
+    """Search `collection` for the last user message of a chat, and answer from the `k` best passages.
+
+    With `rewrite` a follow-up question is rewritten before the search, with `rerank` the hits are scored once more.
+    """
 
     collection: str
     k: int = 5
@@ -125,6 +142,8 @@ class RetrievalOptions(Struct, frozen=True):
     include_passages: bool = False
     mode: Mode = "vector"
     mmr: Diversity | None = None
+    rewrite: RewriteOptions | None = None
+    rerank: RerankOptions | None = None
 
 
 class ChatRequest(Struct, frozen=True):
@@ -235,8 +254,12 @@ class ReembedPlan(Struct, frozen=True, tag="reembed"):
     parcel: tuple[int, int]
 
 
-class GroundPlan(Struct, frozen=True, tag="ground"):
-    """Embed a chat's question, search, and answer from the passages found."""
+class GroundPlan(Struct, frozen=True, tag="ground", omit_defaults=True):
+    """Embed a chat's question, search, and answer from the passages found.
+
+    `asked` are the queries of `search` as texts, the one that says most last. `rewriting` is the encoded generate job
+    that writes a better one, with its items and tokens; None where no model is to.
+    """
 
     collection: CollectionRecord
     search: SearchRequest
@@ -244,6 +267,8 @@ class GroundPlan(Struct, frozen=True, tag="ground"):
     queries: int
     chat: ChatRequest
     options: ResponseOptions = field(name="view")
+    asked: list[str] = []
+    rewriting: tuple[bytes, int, int] | None = None
 
 
 Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan

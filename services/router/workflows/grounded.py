@@ -1,4 +1,4 @@
-"""The stages of a grounded answer: embed the question, search, generate.
+"""The stages of a grounded answer: find passages (see `retrieve`), generate.
 
 Every stage's job id is a function of the request, so a router that takes over finds the jobs that exist and goes on.
 The generate job's id and the passages are reported as the request's progress once the job is admitted.
@@ -37,7 +37,7 @@ from services.router.workflows.progress import (
     GroundedProgress,
     latest_grounded_progress,
 )
-from services.router.workflows.search import find
+from services.router.workflows.retrieve import Retrieved, retrieve
 from services.router.workflows.session_history import session_history
 from services.router.workflows.workflow import Workflow
 
@@ -56,12 +56,12 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
         events = await workflow.context.bus.jobs.log(workflow.request)
         progress = latest_grounded_progress(events)
     if progress is None:
-        found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
-        quotable = await _quotable(workflow, plan, found.hits)
+        found = await retrieve(workflow, plan)
+        quotable = await _quotable(workflow, plan, found)
         prepare = partial(_prepare, workflow, plan, job, found.hits, quotable)
         with workflow.timeline.stage("prompt"):
             retrieval = await _generate(workflow, job, prepare)
-        progress = GroundedProgress(job, await _timed(workflow, retrieval))
+        progress = GroundedProgress(job, await _timed(workflow, retrieval | found.told))
         workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
     with workflow.timeline.stage(GENERATE_STAGE):
@@ -120,7 +120,7 @@ async def _family(workflow: Workflow, plan: GroundPlan) -> Family:
 
 
 async def _quotable(
-    workflow: Workflow, plan: GroundPlan, found: list[list[Hit]]
+    workflow: Workflow, plan: GroundPlan, found: Retrieved
 ) -> tuple[Unread, bytes] | None:
     """Return what an extractive answer is chosen from, with its vectors; None where the model reads the passages."""
     context, record = workflow.context, plan.collection
@@ -130,8 +130,8 @@ async def _quotable(
         return None
     encoder = await encoder_of(workflow, record)
     prompts = (record.query_prompt, record.document_prompt)
-    asked = plan.search.tokens[-1] if plan.search.tokens else []
-    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found)
+    asked = found.search.tokens[-1] if found.search.tokens else []
+    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found.hits)
     given = await context.pool.run(call)
     if given is None:
         return None
