@@ -21,9 +21,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "explain",
         help="show how a collection searches, and why; or when the stages of a request ran",
-        description="Of a collection, show each shard's kind of index with the reason, what each effort finds and takes,"
-        " and which way a search with a filter goes. Of a request, by the x-request-id of its answer, show its stages on"
-        " one axis of time, or its jobs where it has no stages.",
+        description="Of a collection, show each shard's kind of index with the reason, what each effort finds and"
+        " takes, and which way a search with a filter goes. Of a request, by the x-request-id of its answer, show its"
+        " stages on one axis of time, or its jobs where it has no stages.",
     )
     parser.add_argument("collection", metavar="COLLECTION|REQUEST")
     parser.add_argument("-k", type=int, default=10, help="how many hits the search wants (10)")
