@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .types import build, items
+from .types import StageTime, build, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Retrieval:
     """What was found for a grounded answer; `found` 0 means the answer says so plainly.
 
     With `extractive` the answer quotes the passages, since the model cannot read such texts. `retrievals` tell when
-    which passages were in the prompt, where they were found anew while the answer was written.
+    which passages were in the prompt, where they were found anew while the answer was written. `stages` are those that
+    came before the answer's first token. `rewrite` tells the query that a follow-up became, and `rerank` how many hits
+    were scored; both are empty where they were not asked for.
     """
 
     collection: str = ""
@@ -74,6 +76,9 @@ class Retrieval:
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
     retrievals: list[RetrievalRecord] = field(default_factory=list)
+    stages: list[StageTime] = field(default_factory=list)
+    rewrite: dict[str, Any] = field(default_factory=dict)
+    rerank: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +269,8 @@ def retrieval(payload: Any) -> Retrieval | None:
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
     retrievals = [build(RetrievalRecord, one) for one in payload.get("retrievals") or []]
-    return build(Retrieval, payload, passages=passages, retrievals=retrievals)
+    stages = [build(StageTime, one) for one in payload.get("stages") or []]
+    return build(Retrieval, payload, passages=passages, retrievals=retrievals, stages=stages)
 
 
 def joined_retrieval(parts: Iterable[Retrieval | None]) -> Retrieval | None:

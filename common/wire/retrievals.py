@@ -16,20 +16,13 @@ from common.wire.control import Applied
 from common.wire.search import Effort
 
 
-class StageTime(Struct, frozen=True):
-    """When a stage of a retrieval began and ended, in seconds since the epoch."""
-
-    stage: str
-    start: float
-    end: float
-
-
 class RetrievalRecord(Struct, frozen=True, omit_defaults=True):
     """A retrieval as responses tell it: from `at_token` tokens of the answer on the prompt holds `passages`.
 
     They are numbers of passages; those in `replaced` were there before. The query was of the last `query_tokens` tokens
     of question and answer as of `query_at` tokens of the answer. `kept` says why the passages stayed. A `late` one was
-    waited for, or counts from a later interval. `budget_ms` is the time that its search had, `ms` what it took in all.
+    waited for, or counts from a later interval. `budget_ms` is the time that its search had, `ms` what it took in all;
+    `stages` are its own, as the timeline of the request has them.
     """
 
     at_token: int
@@ -43,7 +36,7 @@ class RetrievalRecord(Struct, frozen=True, omit_defaults=True):
     effort: Effort | None = None
     budget_ms: float | None = None
     ms: float = 0.0
-    stages: list[StageTime] = []
+    stages: list[dict[str, Any]] = []
 
 
 class RetrievalNote(Struct, frozen=True):

@@ -118,9 +118,24 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     extensions: ExtensionRule | None = None
 
 
+class RewriteOptions(Struct, frozen=True):
+    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens."""
+
+    model: str = ""
+    max_tokens: int = 64
+
+
+class RerankOptions(Struct, frozen=True):
+    """Order the best `candidates` of a search by the scores of the cross-encoder `model`."""
+
+    model: str = ""
+    candidates: int = 16
+
+
 class RetrievalOptions(Struct, frozen=True):
     """Search `collection` for the last user message of a chat, and answer from the `k` best passages.
 
+    With `rewrite` a follow-up question is rewritten before the search, with `rerank` the hits are scored once more.
     With an `interval` of tokens the search is repeated while the answer is written, see
     `services.router.text.intervals`; "auto" is a number by the time there is a plan. A `stale` search goes beside the
     generation; its passages lose their first `shift` tokens (None: as many as an interval has). A result that is `late`
@@ -134,6 +149,8 @@ class RetrievalOptions(Struct, frozen=True):
     include_passages: bool = False
     mode: Mode = "vector"
     mmr: Diversity | None = None
+    rewrite: RewriteOptions | None = None
+    rerank: RerankOptions | None = None
     effort: Effort | None = None
     interval: int | Literal["auto"] = 0
     stale: bool = True
@@ -251,8 +268,12 @@ class ReembedPlan(Struct, frozen=True, tag="reembed"):
     parcel: tuple[int, int]
 
 
-class GroundPlan(Struct, frozen=True, tag="ground"):
-    """Embed a chat's question, search, and answer from the passages found."""
+class GroundPlan(Struct, frozen=True, tag="ground", omit_defaults=True):
+    """Embed a chat's question, search, and answer from the passages found.
+
+    `asked` are the queries of `search` as texts, the one that says most last. `rewriting` is the encoded generate job
+    that writes a better one, with its items and tokens; None where no model is to.
+    """
 
     collection: CollectionRecord
     search: SearchRequest
@@ -260,6 +281,8 @@ class GroundPlan(Struct, frozen=True, tag="ground"):
     queries: int
     chat: ChatRequest
     options: ResponseOptions = field(name="view")
+    asked: list[str] = []
+    rewriting: tuple[bytes, int, int] | None = None
 
 
 Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan

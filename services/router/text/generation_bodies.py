@@ -27,6 +27,8 @@ MAX_STOP_CHARACTERS = 256
 MAX_BIAS = 1024
 DEFAULT_K = 5
 MAX_K = 100
+MAX_REWRITE_TOKENS = 512
+DEFAULT_CANDIDATES = 16
 
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -60,6 +62,20 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
+class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`retrieval.rewrite`: who rewrites a follow-up question, by default the chat's model, and how long it may be."""
+
+    model: ModelName | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_REWRITE_TOKENS)] = 64
+
+
+class RerankOptionsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`retrieval.rerank`: the cross-encoder, and how many hits it scores: 16, or k if that is more."""
+
+    model: ModelName | None = None
+    candidates: Annotated[int, Meta(ge=1, le=MAX_K)] | None = None
+
+
 class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
 
@@ -70,6 +86,8 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     include_passages: bool = False
     mode: Mode | None = None
     mmr: Diversity | None = None
+    rewrite: bool | RewriteBody | None = None
+    rerank: bool | RerankOptionsBody | None = None
     effort: SearchEffort | None = None
     interval: Annotated[int, Meta(ge=LEAST, le=MOST)] | Literal["auto"] | None = None
     stale: bool | None = None

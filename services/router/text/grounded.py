@@ -13,7 +13,7 @@ from common.wire.control import ExtensionRule
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.retrievals import RetrievalRecord
 from common.wire.search import Hit
-from common.wire.workflows import ChatRequest
+from common.wire.workflows import ChatRequest, SearchRequest
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
@@ -30,6 +30,7 @@ from services.router.text.passages import (
 )
 from services.router.text.quotes import Sentence, compared, quotes, sentences
 from services.router.text.requests import encode_all
+from services.router.text.rewrites import rewriting
 from services.router.text.tokens import Spec, load
 
 # Passages leave so much of the context to an answer without max_tokens; at most a quarter of the context.
@@ -54,11 +55,15 @@ class GroundedSpec(NamedTuple):
 
 
 class GroundedQuestion(NamedTuple):
-    """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages."""
+    """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages.
+
+    `rewriting` is the job that writes a better query, None where no model is to.
+    """
 
     tokens: list[list[int]]
     texts: list[str]
     generation: GenerationSpec
+    rewriting: GenerationSpec | None = None
 
 
 def question_of(
@@ -68,26 +73,50 @@ def question_of(
     encoder: Spec,
     prompt: str,
     earlier: Sequence[dict[str, str]],
+    rewriter: Spec | None = None,
 ) -> GroundedQuestion:
     """Return a grounded chat before its search; InvalidRequest if it does not fit the model even without passages.
 
-    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown.
+    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown. `rewriter`
+    is the model that is to rewrite a follow-up; one that was trained to read one kind of text is spared that, and a
+    rule does.
     """
     conversation = [*earlier, *ask.messages]
     questions = [m["content"] for m in conversation if m["role"] == "user" and m["content"].strip()]
     if not ask.messages[-1]["content"].strip():
         questions.append("")  # refused below, as any empty text
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
-    asked = queries(questions, (answers or [""])[-1])
+    options = ask.retrieval.rewrite if ask.retrieval is not None else None
+    asked = queries(questions, (answers or [""])[-1], carry=options is not None)
+    better = None
+    if options is not None and rewriter is not None and not rewriter.reads:
+        better = rewriting(ask, rewriter, options, conversation)
     texts = query_words(asked, "messages")
-    tokens = encode_all(
+    tokens = _query_tokens(asked, encoder, prompt)
+    made = _build(ask, spec, history, (), forced=False)
+    return GroundedQuestion(tokens, texts, made, better)
+
+
+def searching(
+    search: SearchRequest, asked: Sequence[str], encoder: Spec, prompt: str
+) -> SearchRequest:
+    """Return a search for other texts, in the mode it has; see `question_of`."""
+    return msgspec.structs.replace(
+        search,
+        count=len(asked),
+        tokens=[] if search.mode == "text" else _query_tokens(asked, encoder, prompt),
+        texts=[] if search.mode == "vector" else query_words(asked, "messages"),
+    )
+
+
+def _query_tokens(asked: Sequence[str], encoder: Spec, prompt: str) -> list[list[int]]:
+    return encode_all(
         load(encoder.path),
         [prompt + text for text in asked],
         encoder.max_tokens,
         truncate=True,
         param="messages",
     )
-    return GroundedQuestion(tokens, texts, _build(ask, spec, history, (), forced=False))
 
 
 class Unread(NamedTuple):
@@ -191,10 +220,16 @@ def _slot(made: GenerationSpec, spec: Spec, kept: list[Passage]) -> PassageSlot 
     return PassageSlot(work.prompts[0], kept, spec.max_tokens - work.max_new, work.max_new)
 
 
-def _passages(ask: ChatRequest, found: Sequence[Sequence[Hit]]) -> list[Passage]:
+def best(ask: ChatRequest, found: Sequence[Sequence[Hit]], count: int) -> list[Hit]:
+    """Return the best `count` hits over all queries that have a text, each once."""
     assert ask.retrieval is not None
     scored = ask.retrieval.mode == "vector" and ask.retrieval.mmr is None
-    return passages_of((merged if scored else interleaved)(found, ask.retrieval.k))
+    return [hit for hit in (merged if scored else interleaved)(found, count) if hit.text]
+
+
+def _passages(ask: ChatRequest, found: Sequence[Sequence[Hit]]) -> list[Passage]:
+    assert ask.retrieval is not None
+    return passages_of(best(ask, found, ask.retrieval.k))
 
 
 def _build(

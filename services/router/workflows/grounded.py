@@ -1,4 +1,4 @@
-"""The stages of a grounded answer: embed the question, search, generate.
+"""The stages of a grounded answer: find passages (see `retrieve`), generate.
 
 Every stage's job id is a function of the request, so a router that takes over finds the jobs that exist and goes on.
 The generate job's id and the passages are reported as the request's progress once the job is admitted. With an interval
@@ -41,7 +41,7 @@ from services.router.workflows.progress import (
     GroundedProgress,
     latest_grounded_progress,
 )
-from services.router.workflows.search import find
+from services.router.workflows.retrieve import Retrieved, retrieve
 from services.router.workflows.session_history import session_history
 from services.router.workflows.workflow import Workflow
 
@@ -61,16 +61,33 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
         progress = latest_grounded_progress(events)
     repeated = plan.chat.retrieval is not None and plan.chat.retrieval.interval
     if progress is None or repeated:
-        found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
-        quotable = await _quotable(workflow, plan, found.hits)
+        found = await retrieve(workflow, plan)
+        quotable = await _quotable(workflow, plan, found)
         prepare = partial(_prepare, workflow, plan, job, found.hits, quotable)
-        prepared = await (_generate(workflow, job, prepare) if progress is None else prepare())
-        progress = progress or GroundedProgress(job, prepared.made.retrieval)
-        workflow.report(progress, at_once=True)
+        with workflow.timeline.stage("prompt"):
+            prepared = await (_generate(workflow, job, prepare) if progress is None else prepare())
+        if progress is None:
+            retrieval = prepared.made.retrieval | found.told
+            progress = GroundedProgress(job, await _timed(workflow, retrieval))
+            workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
-    result_of(await _outcome(workflow, plan, progress.job, prepared))
-    info = {"view": msgspec.to_builtins(plan.options), "retrieval": progress.retrieval}
+    with workflow.timeline.stage(GENERATE_STAGE):
+        result_of(await _outcome(workflow, plan, progress.job, prepared))
+    retrieval = await _timed(workflow, progress.retrieval)
+    info = {"view": msgspec.to_builtins(plan.options), "retrieval": retrieval}
     return RequestResult(jobs=[progress.job], info=info)
+
+
+async def _timed(workflow: Workflow, retrieval: dict[str, Any]) -> dict[str, Any]:
+    """Return a `retrieval` object with the times of the stages so far; those it names already stay as they are."""
+    state = await workflow.context.bus.jobs.get(workflow.request)
+    accepted_ms = 0 if state is None else state.created_ms
+    known = retrieval.get("stages", [])
+    told = {(stage["name"], stage.get("nth", 0)) for stage in known}
+    times = [
+        time for time in workflow.timeline.times(accepted_ms) if (time.name, time.nth) not in told
+    ]
+    return {**retrieval, "stages": [*known, *(msgspec.to_builtins(time) for time in times)]}
 
 
 class _Prepared(NamedTuple):
@@ -127,7 +144,7 @@ async def _family(workflow: Workflow, plan: GroundPlan) -> Family:
 
 
 async def _quotable(
-    workflow: Workflow, plan: GroundPlan, found: list[list[Hit]]
+    workflow: Workflow, plan: GroundPlan, found: Retrieved
 ) -> tuple[Unread, bytes] | None:
     """Return what an extractive answer is chosen from, with its vectors; None where the model reads the passages."""
     context, record = workflow.context, plan.collection
@@ -137,12 +154,13 @@ async def _quotable(
         return None
     encoder = await encoder_of(workflow, record)
     prompts = (record.query_prompt, record.document_prompt)
-    asked = plan.search.tokens[-1] if plan.search.tokens else []
-    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found)
+    asked = found.search.tokens[-1] if found.search.tokens else []
+    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found.hits)
     given = await context.pool.run(call)
     if given is None:
         return None
-    return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
+    with workflow.timeline.stage("quotes"):
+        return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
 
 
 async def _prepare(

@@ -8,9 +8,10 @@ router that takes over repeats the last one, whose jobs and extension are there,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from common.ids import family_of
 from common.tasks import cancel
 from common.wire.control import Applied, Extend
 from common.wire.results import Event, decode_delta
-from common.wire.retrievals import RetrievalHistory, RetrievalNote, RetrievalRecord, StageTime
+from common.wire.retrievals import RetrievalHistory, RetrievalNote, RetrievalRecord
 from common.wire.search import Effort, SearchReport
 from common.wire.workflows import GroundPlan
 from services.router.responses.answer_sources import follow
@@ -32,10 +33,12 @@ from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Sp
 from services.router.text.passages import Passage, passage_rows
 from services.router.text.replacements import Replacement, replacement, window_query
 from services.router.text.tokens import Spec
-from services.router.workflows.embed import embed, encoder_of
+from services.router.workflows.embed import encoder_of
 from services.router.workflows.search import find
-from services.router.workflows.workflow import Workflow, letters
+from services.router.workflows.timeline import StageTimeline
+from services.router.workflows.workflow import Workflow
 
+INTERVAL_STAGE = "interval"
 _LEAST_BUDGET_MS = 0.1  # a search that has no time left makes the least effort
 
 
@@ -73,11 +76,14 @@ class IntervalRetrieval:
         self._rests = RetrievalHistory(made.retrieval)  # as the job's log tells it
         self._known = list(slot.passages)
         self._sent = Replacement(slot.passages)  # the last one, which may not have taken effect yet
-        self._chunk = tracing.NONE
+        self._intervals = _Intervals(workflow.timeline, retrieval.interval)
+        self._accepted_ms = 0
 
     async def run(self) -> Event:
         """Retrieve until the answer is over, and return the job's outcome."""
         self._pace.token_s = await self._step_s()
+        state = await self._workflow.context.bus.jobs.get(self._workflow.request)
+        self._accepted_ms = 0 if state is None else state.created_ms
         if self._workflow.lease.attempts > 1:
             await self._restore()
         following = asyncio.create_task(self._follow(), name="follow an answer")
@@ -90,7 +96,7 @@ class IntervalRetrieval:
         finally:
             left = not retrieving.done()
             await cancel(following, retrieving)
-            self._chunk.end()
+            self._intervals.end()
         if left:
             await self._workflow.cancel_jobs()  # of a retrieval that nobody waits for any more
         return outcome
@@ -140,14 +146,10 @@ class IntervalRetrieval:
         raise AssertionError("an answer has an outcome")
 
     def _grow(self, tokens: list[int]) -> None:
-        interval, before = self._schedule.interval, len(self._tokens)
         self._tokens += tokens
-        if not before or (len(self._tokens) - 1) // interval > (before - 1) // interval:
-            self._chunk.end()
-            self._chunk = tracing.start(
-                "interval", "internal", tracing.current(), attributes={"spillway.token": before}
-            )
-        self._pace.note(len(self._tokens), self._workflow.context.bus.clock.perf_s())
+        now_s = self._workflow.context.bus.clock.perf_s()
+        self._pace.note(len(self._tokens), now_s)
+        self._intervals.note(len(self._tokens), now_s)
         self._grown.set()
 
     async def _written(self, tokens: int) -> None:
@@ -210,11 +212,20 @@ class IntervalRetrieval:
             effort=attempt.effort,
             budget_ms=attempt.budget_ms,
             ms=round(1000 * took_s, 3),
-            stages=attempt.stages,
+            stages=self._stages(number),
         )
         include_text = self._retrieval.include_passages
         rows = passage_rows(self._sent.passages, include_text=include_text)
         return msgspec.json.encode(RetrievalNote(due_at, rows, record))
+
+    def _stages(self, number: int) -> list[dict[str, Any]]:
+        """Return when the stages of a retrieval ran, by the request's timeline."""
+        times = self._workflow.timeline.times(self._accepted_ms)
+        return [
+            msgspec.to_builtins(time)
+            for time in times
+            if time.nth == number and time.name != INTERVAL_STAGE
+        ]
 
     async def _found(self, number: int, attempt: _Attempt) -> Replacement:
         """Embed the latest tokens, search, and put what is found into the prompt."""
@@ -225,23 +236,12 @@ class IntervalRetrieval:
         query = await pool.run(
             partial(window_query, plan.chat, self._spec, encoder, self._record.query_prompt, latest)
         )
-        attempt.window, vectors, prefix = query.window, b"", f"r{letters(number)}"
-        if retrieval.mode != "text":
-            with attempt.stage("embed"):
-                vectors = await embed(
-                    workflow,
-                    f"{prefix}embed",
-                    encoder,
-                    [query.tokens],
-                    plan.parcel,
-                    question=True,
-                )
+        attempt.window = query.window
         ask = msgspec.structs.replace(
             plan.search,
             many=False,
             count=1,
-            tokens=[],
-            vectors=vectors,
+            tokens=[] if retrieval.mode == "text" else [query.tokens],
             texts=[] if retrieval.mode == "vector" else [query.text],
             following=self._shift > 0,
         )
@@ -250,12 +250,11 @@ class IntervalRetrieval:
             ask = msgspec.structs.replace(
                 ask, budget_ms=attempt.budget_ms, spent_ms=1000 * attempt.passed_s
             )
-        with attempt.stage("search"):
-            found = await find(workflow, self._record, ask, plan.parcel, plan.queries, prefix)
+        found = await find(workflow, self._record, ask, plan.parcel, plan.queries, number)
         hits = found.hits[0][: retrieval.k]
         attempt.take(found.report, len(hits))
         first = 1 + number * retrieval.k  # so no number is used twice, whatever took effect
-        with attempt.stage("prompt"):
+        with workflow.timeline.stage("prompt", number):
             call = partial(
                 replacement,
                 plan.chat,
@@ -275,6 +274,33 @@ class IntervalRetrieval:
         return max(_LEAST_BUDGET_MS, 1000 * budget_s(self._pace.interval_s, margin_s))
 
 
+class _Intervals:
+    """The intervals of an answer on its request's timeline and in its trace; they count from 1."""
+
+    def __init__(self, timeline: StageTimeline, interval: int) -> None:
+        self._timeline, self._interval = timeline, interval
+        self._nth, self._began_s, self._latest_s = 0, 0.0, 0.0
+        self._span = tracing.NONE
+
+    def note(self, tokens: int, now_s: float) -> None:
+        """Note that the answer has so many tokens now."""
+        nth = (tokens - 1) // self._interval + 1
+        if nth > self._nth:
+            self.end()
+            self._nth, self._began_s = nth, now_s
+            attributes = {"spillway.interval": nth}
+            self._span = tracing.start(
+                INTERVAL_STAGE, "internal", tracing.current(), attributes=attributes
+            )
+        self._latest_s = now_s
+
+    def end(self) -> None:
+        """End the running interval with its last token."""
+        self._span.end()
+        if self._nth:
+            self._timeline.note(INTERVAL_STAGE, self._nth, self._began_s, self._latest_s)
+
+
 class _Attempt:
     """One retrieval as it goes: what its note tells of it, and the seconds that it was foreseen to take."""
 
@@ -283,20 +309,12 @@ class _Attempt:
         self.effort: Effort | None = None
         self.budget_ms: float | None = None
         self.predicted_s: float | None = None
-        self.stages: list[StageTime] = []
         self._clock, self._began_s = clock, clock.perf_s()
 
     @property
     def passed_s(self) -> float:
         """The seconds since it began."""
         return self._clock.perf_s() - self._began_s
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Note when a stage begins and ends."""
-        start = self._clock.now_ms() / 1000
-        yield
-        self.stages.append(StageTime(name, start, self._clock.now_ms() / 1000))
 
     def take(self, report: SearchReport | None, found: int) -> None:
         """Note how the search went."""

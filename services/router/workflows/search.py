@@ -191,23 +191,28 @@ async def find(
     ask: SearchRequest,
     parcel: tuple[int, int],
     queries: int,
-    prefix: str = "",
+    nth: int = 0,
 ) -> SearchResult:
     """Embed questions that are texts, search every shard, and return the merged hits.
 
-    Of several searches of one request each needs a `prefix` of its own for the names of its stages.
+    Of several searches of one request each needs an `nth` of its own, from which its jobs have their names.
     """
+    prefix = f"r{letters(nth)}" if nth else ""
     vectors, clock = ask.vectors, workflow.context.bus.clock
     if ask.tokens:
         began_s = clock.perf_s()
         spec = await encoder_of(workflow, record)
-        vectors = await embed(workflow, f"{prefix}embed", spec, ask.tokens, parcel, question=True)
+        with workflow.timeline.stage("embed", nth):
+            vectors = await embed(
+                workflow, f"{prefix}embed", spec, ask.tokens, parcel, question=True
+            )
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
     layout = await workflow.context.layouts.of(record)
     while True:
         try:
-            return await _found(workflow, record, ask, vectors, queries, layout, prefix)
+            with workflow.timeline.stage("search", nth):
+                return await _found(workflow, record, ask, vectors, queries, layout, prefix)
         except Conflict as error:
             if error.code != "layout_changed":
                 raise
