@@ -87,7 +87,12 @@ class RetrievalHistory:
             "passages": sorted([*self.shown["passages"], *fresh], key=_index),
             "retrievals": [*self.shown.get("retrievals", ()), *told],
         }
-        return {**self.shown, "found": record.found, "passages": fresh, "retrievals": told}
+        return {
+            "collection": self.shown["collection"],
+            "found": record.found,
+            "passages": fresh,
+            "retrievals": told,
+        }
 
 
 def retrieval_of(first: bytes, extensions: Iterable[Applied]) -> bytes:
