@@ -107,7 +107,7 @@ async def test_each_interval_is_written_from_its_own_passages(
             assert each.text == whole[shift:].lstrip()
         assert set(record["replaced"]) == set(before["passages"]) - set(record["passages"])
         assert record["query_tokens"] == min(WINDOW, len(QUESTION) + record["query_at"])
-        assert (record["budget_ms"] is not None) == stale
+        assert ("budget_ms" in record) == stale
         stages = {stage["name"]: stage for stage in record["stages"]}
         assert stages.keys() == {"embed", "search", "prompt"}
         assert stages["embed"]["end_ms"] <= stages["search"]["end_ms"]
