@@ -92,6 +92,8 @@ SUITES = {
         Suite("P4", "Restored pages are exact"),
         Suite("P5", "Eviction: which pages a tier drops"),
         Suite("X2", "What smaller weights cost", ("llama.cpp",)),
+        Suite("G1S", "Retrieval beside generation (PipeRAG), simulated with the thesis' times"),
+        Suite("G3", "Iterative retrieval in batches: decoding that waits"),
         Suite("W1", "Depth estimation by probes through the mesh"),
         Suite("W2", "Predicted depth against exhaustive search, real encoders"),
         Suite("W3", "Bursts of mixed lengths: deadline misses of every policy"),

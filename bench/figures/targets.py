@@ -10,6 +10,7 @@ from bench.figures.engines import ENGINE_FIGURES
 from bench.figures.figure import NOT_THERE, Figure, Found, at, rows_where
 from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
+from bench.figures.retrieval import RETRIEVAL_FIGURES
 
 COLUMNS = ("row", "part", "must", "goal", "ours", "rival", "reached")
 
@@ -661,6 +662,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *HTTP_FIGURES,
     *PAGE_FIGURES,
+    *RETRIEVAL_FIGURES,
     Figure(
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
         lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",
