@@ -92,6 +92,7 @@ SUITES = {
         Suite("P4", "Restored pages are exact"),
         Suite("P5", "Eviction: which pages a tier drops"),
         Suite("X2", "What smaller weights cost", ("llama.cpp",)),
+        Suite("G1", "Retrieval beside generation (PipeRAG): pipelined against sequential answers"),
         Suite("G1S", "Retrieval beside generation (PipeRAG), simulated with the thesis' times"),
         Suite("G3", "Iterative retrieval in batches: decoding that waits"),
         Suite("W1", "Depth estimation by probes through the mesh"),

@@ -100,6 +100,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("N1S", "attention on the host: throughput and latency", "8B, 7B, 70B (rooflines)", "the device alone",
              "simulated"),
         Line("N2", "prediction of a step's time", "S, M", _ITSELF, PROCESS),
+        Line("G1", "retrieval beside generation: seconds of an answer", "S, M, RETRO", "retrieval between chunks",
+             PROCESS),
         Line("G1S", "retrieval beside generation: seconds of an answer", "RETRO 582M (the thesis' times)",
              "retrieval between chunks, the thesis", "simulated"),
         Line("G3", "retrievals of running sequences in batches: steps a token", "a small random one",

@@ -1,8 +1,8 @@
-"""The figures of retrieval beside generation: rows G1S and G3."""
+"""The figures of retrieval beside generation: rows G1, G1S and G3."""
 
 from __future__ import annotations
 
-from bench.figures.figure import Figure, Found
+from bench.figures.figure import NOT_THERE, Figure, Found, rows_where
 
 
 def _answers(found: Found, column: int) -> str:
@@ -10,7 +10,52 @@ def _answers(found: Found, column: int) -> str:
     return f"{' / '.join(row[column] for row in rows)} s"
 
 
+def _lines(found: Found, how: str) -> list[dict[str, str]]:
+    """Return the cells of G1 whose searches were computed, or replayed."""
+    rows = rows_where(found, {})
+    return [
+        row
+        for row in rows
+        if "search" in row and (row["search"] == "replayed") == (how == "replayed")
+    ]
+
+
+def _alike(how: str) -> Figure:
+    """Return G1's line of the cells whose search takes about as long as a chunk."""
+
+    def ours(found: Found) -> str:
+        rows = [row for row in _lines(found, how) if abs(float(row["search / chunk"]) - 1) <= 0.2]
+        if not rows:
+            return NOT_THERE
+        worst = min(rows, key=lambda row: float(row["measured [95 %]"].split()[0]))
+        return f"{worst['measured [95 %]']} ({worst['model']}, every {worst['every']})"
+
+    what = f"sequential / pipelined where a search takes as long as a chunk, {how}, worst cell"
+    return Figure("G1", what, "≥ 1.3", "≥ 1.6", ours, f"search and chunk alike, {how}")
+
+
+def _predicted(found: Found) -> str:
+    rows = [row for how in ("searched", "replayed") for row in _lines(found, how)]
+    worst = min(rows, key=lambda row: float(row["of the prediction"]))
+    return f"{worst['of the prediction']} ({worst['model']}, every {worst['every']})"
+
+
+def _chosen(found: Found) -> str:
+    rows = [row for row in rows_where(found, {}) if "the fastest / chosen" in row]
+    return min((row["the fastest / chosen"] for row in rows), default=NOT_THERE)
+
+
 RETRIEVAL_FIGURES = (
+    _alike("searched"),
+    _alike("replayed"),
+    Figure(
+        "G1", "sequential / pipelined by the model of two lines, worst cell", "-", "≥ 0.9", _predicted,
+        "the model of two lines",
+    ),
+    Figure(
+        "G1", "pipelined or sequential on both cores, chosen by prediction: the fastest / chosen, worst cell", "-",
+        "≥ 0.95", _chosen, "the fastest mode is chosen",
+    ),
     Figure(
         "G1S", "simulated: seconds of RETRO's answers on three corpora", "± 2 %", "± 2 %", lambda f: _answers(f, 2),
         "seconds of table 5.1", lambda f: f"thesis: {_answers(f, 3)}",
