@@ -100,6 +100,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("N1S", "attention on the host: throughput and latency", "8B, 7B, 70B (rooflines)", "the device alone",
              "simulated"),
         Line("N2", "prediction of a step's time", "S, M", _ITSELF, PROCESS),
+        Line("G1P", "a model that reads retrieved chunks: perplexity, facts told", "RETRO-type, 3.8M",
+             "itself without retrieval, the thesis", PROCESS),
         Line("X1", "text and logits equal transformers'", "small random ones", "transformers, fp32", PROCESS),
         Line("X2", "answers and KL with weights of 8 and 4 bits", _SHIPPED, "its own fp32, llama.cpp", PROCESS),
     ),
