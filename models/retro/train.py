@@ -33,6 +33,7 @@ SAVE_EVERY_S: Final = 180
 PROBE_EVERY: Final = 100  # steps
 STALE: Final = (0, 0, 0, 16, 32, 64)
 WITHOUT: Final = 0.12  # of the sequences, which see no neighbours
+WRONG: Final = 0.1  # of the neighbours, which are any chunks
 
 
 class Examples:
@@ -49,7 +50,7 @@ class Examples:
         """Return ids [batch, length + 1], and neighbours [batch, retrievals, k, value] from token `chunk` on."""
         config, rng = self._config, random.Random(seed)
         chunk, stale = config.chunk, rng.choice(STALE)
-        told = [chronicle(rng, "train") for _ in range(2 * self._batch)]
+        told = [chronicle(rng, "train") for _ in range(3 * self._batch)]
         stored = [self._encoder.text(each.stored) for each in told]
         database = ChunkDatabase(stored, chunk, self._embed)
         rows, windows = [], []
@@ -66,7 +67,10 @@ class Examples:
         out = []
         for n, numbers in enumerate(found):
             shift = stale if n % per else 0
-            chunks = [database[number] for number in numbers]
+            chunks = [
+                database[rng.randrange(len(database)) if rng.random() < WRONG else number]
+                for number in numbers
+            ]
             out.append(values(chunks, config.neighbours, config.value, shift))
         neighbours = torch.tensor(out).view(self._batch, per, config.neighbours, config.value)
         blind = torch.tensor([rng.random() < without for _ in range(self._batch)])
@@ -182,7 +186,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=448)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--directory", type=Path, default=DIRECTORY / ".checkpoints")

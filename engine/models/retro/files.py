@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -26,13 +27,13 @@ def load_retro(directory: Path = SHIPPED) -> RetroNetwork:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory}: expected a config.json: {error}") from error
     names = {field.name for field in dataclasses.fields(RetroConfig)}
-    if given.get("model_type") != KIND or not names <= given.keys():
+    if not isinstance(given, dict) or given.get("model_type") != KIND or not names <= given.keys():
         raise ConfigError(f"{directory}/config.json: expected model_type {KIND} and its fields")
-    shape = {name: given[name] for name in names} | {"cross": tuple(given["cross"])}
-    network = RetroNetwork(RetroConfig(**shape))
+    shape = {name: given[name] for name in names}
     try:
+        network = RetroNetwork(RetroConfig(**shape | {"cross": tuple(given["cross"])}))
         network.load_state_dict(load_file(directory / "model.safetensors"))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory}: expected the weights of its config: {error}") from error
     return network.float().eval()
 

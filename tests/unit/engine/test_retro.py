@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -230,11 +231,20 @@ def test_a_retrieval_runs_while_tokens_are_made() -> None:
 def test_a_model_directory_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Weights come back in bfloat16's precision; a directory that holds no such model is named."""
     save_retro(NETWORK, tmp_path)
+    config = (tmp_path / "config.json").read_text()
     found = load_retro(tmp_path)
 
     assert found.config == TINY
     for name, weight in NETWORK.state_dict().items():
         assert torch.equal(found.state_dict()[name], weight.bfloat16().float())
+    for broken in (b"", b"\xff" * 100):
+        (tmp_path / "model.safetensors").write_bytes(broken)
+        with pytest.raises(ConfigError, match="expected the weights"):
+            load_retro(tmp_path)
+    save_retro(RetroNetwork(replace(TINY, hidden=16)), tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="expected the weights"):
+        load_retro(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="expected the weights"):
         load_retro(tmp_path)
