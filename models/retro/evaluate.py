@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,7 +160,10 @@ def right_facts(facts: Sequence[tuple[str, str]], said: str) -> list[bool]:
     """Return which facts a text states: its section with the entity's heading holds the value."""
     sections = [part.split("\n", 1) for part in said.split("# ")[1:]]
     bodies = {part[0].strip(): part[1] for part in sections if len(part) == 2}
-    return [value in bodies.get(name, "") for name, value in facts]
+    return [
+        re.search(rf"\b{re.escape(value)}\b", bodies.get(name, ""), re.IGNORECASE) is not None
+        for name, value in facts
+    ]
 
 
 def said_after(held: HeldOutTexts, prompt: Sequence[int], found: GeneratedText) -> str:

@@ -58,7 +58,8 @@ def test_both_tellings_state_the_facts_and_no_name_was_trained_on() -> None:
             sections = text.split("# ")[1:]
             assert [s.split("\n", 1)[0] for s in sections] == [who.name for who, _ in made.told]
             for section, (who, keys) in zip(sections, made.told, strict=True):
-                assert all(who.facts[key] in section for key in keys)
+                facts = [(who.name, who.facts[key]) for key in keys]
+                assert all(right_facts(facts, f"# {section}"))
         assert made.text != made.stored
         for who, _ in made.told:
             assert pool_of(who.name.split()[0]) == "evaluation"

@@ -201,8 +201,8 @@ def test_a_retrieval_runs_while_tokens_are_made() -> None:
     calls = 0
 
     def choose(row: Tensor) -> int:
-        if calls > 1 and begun.wait(30):
-            made.set()
+        assert begun.wait(30)  # the second retrieval, while the first interval's tokens are chosen
+        made.set()
         return int(row.argmax())
 
     def retrieve(window: Sequence[int]) -> Sequence[Neighbour]:
@@ -210,7 +210,7 @@ def test_a_retrieval_runs_while_tokens_are_made() -> None:
         calls += 1
         if calls > 1:
             begun.set()
-            assert made.wait(30)  # a token is chosen meanwhile
+            assert made.wait(30)
         return []
 
     found = RetroGenerator(NETWORK).generate([1, 2], 12, retrieve, 4, choose=choose)
