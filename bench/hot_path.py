@@ -69,6 +69,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
     "V4R": ("planner/disaggregation.py", "planner/scale_out.py"),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
+    "G1P": ("engine/models/retro", "models/retro"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,

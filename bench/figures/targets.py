@@ -137,6 +137,47 @@ def _rows(found: Found, part: str) -> list[dict[str, str]]:
     return [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
 
 
+def _retro() -> tuple[Figure, ...]:
+    """Return the lines of G1P: perplexity with retrieval, content by staleness, facts of generated texts."""
+
+    def gain(found: Found, interval: str, name: str) -> str:
+        rows = _rows(found, "Perplexity")
+        (row,) = (
+            row for row in rows if row["interval"] == interval and row["retrieval"].startswith(name)
+        )
+        return row["by that of none [95 %]"]
+
+    def content(found: Found, row: int) -> str:
+        cells = _titled(found, "Cosine")["rows"][row]
+        return f"{cells[1]}, {cells[-1]}"
+
+    def facts(found: Found) -> str:
+        return ", ".join(
+            f"{row['retrieval']} {row['interval']}: {row['facts [95 %]'].split(' ')[0]}"
+            for row in _rows(found, "Later facts")
+        )
+
+    met = "retrieval lowers perplexity by 5 %"
+    return (
+        *(
+            Figure(
+                "G1P", f"RETRO-type model: perplexity by that without retrieval, {name} at interval 64", "≤ 0.95",
+                "≤ 0.95", partial(gain, interval="64", name=name), met,
+            )
+            for name in ("sequential", "pipelined")
+        ),
+        Figure(
+            "G1P", "cosine of content with a fresh query's, staleness 1 and 64", "shape", "shape",
+            lambda f: content(f, 0), "similarity falls with staleness",
+            lambda f: f"thesis: {content(f, 2)}",
+        ),
+        Figure(
+            "G1P", "later facts told rightly", "≥ sequential - 1 point", "the same", facts,
+            "pipelined tells as many facts as sequential, to a point",
+        ),
+    )  # fmt: skip
+
+
 def _process(name: str, column: str, rival: str, goal: str) -> Figure:
     """Return the line of V1's lowest ratio in process of a column; `rival` is the column that names who it is to."""
 
@@ -586,6 +627,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: ", ".join(row[-2] for row in _titled(f, "Figure 4.7")["rows"]), "shape of figure 4.7",
         lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
     ),
+    *_retro(),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),
