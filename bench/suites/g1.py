@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import torch
 
 from bench.document import BenchOptions, Body
 from bench.engine.search_process import search_process
+from bench.mesh import processes
+from bench.mesh.interval_mesh import IntervalMesh, TimedAnswer, interval_mesh, spoken
 from bench.pairs import rounds_within
 from bench.partial import Partial
 from bench.peak import Peak, Speed, still_blocks
@@ -38,7 +40,8 @@ from planner.pipelined_retrieval import (
 PIPELINED, SEQUENTIAL, BOTH = "pipelined", "sequential", "sequential, both cores"
 RETRO = "RETRO"
 MODELS = ("S", "M", RETRO)
-INTERVALS, SHARES = (16, 32), (0.5, 1.0, 2.0)  # a search's seconds by a chunk's
+INTERVALS = (16, 32)
+Source = Literal["searched", "replayed", "HTTP"]
 CHUNKS = 12
 ROWS, REPEATS = 65_536, 128
 CELL_S, MOST = 150.0, 300  # of measuring, and pairs
@@ -49,39 +52,49 @@ RIGHT = 1.05  # of the fastest mode: who is chosen may take so much longer
 
 
 class Cell(NamedTuple):
-    """A model, its interval in tokens, and a search's seconds by a chunk's; replayed searches only wait."""
+    """A model, its interval in tokens, where retrievals come from, and a search's seconds by a chunk's.
+
+    Over HTTP a retrieval takes what it takes in the mesh, and `share` says nothing.
+    """
 
     model: str
     interval: int
-    share: float
-    replayed: bool = False
+    share: float = 1.0
+    source: Source = "searched"
 
     @property
     def name(self) -> str:
         """Return its key in the stored samples."""
-        how = "replayed" if self.replayed else "searched"
-        return f"{self.model}, every {self.interval}, {self.share:g} x, {how}"
+        how = self.source if self.source == "HTTP" else f"{self.share:g} x, {self.source}"
+        return f"{self.model}, every {self.interval}, {how}"
 
     @property
     def modes(self) -> Sequence[str]:
-        """Return what is compared: nothing that waits gains from a second core."""
-        return (PIPELINED, SEQUENTIAL) if self.replayed else (PIPELINED, SEQUENTIAL, BOTH)
+        """Return what is compared: both cores in each phase only where both sides are processes of the row's own."""
+        return (PIPELINED, SEQUENTIAL, *([BOTH] if self.source == "searched" else []))
 
 
-CELLS = tuple(
-    Cell(model, interval, share, replayed)
-    for model in MODELS
-    for interval in INTERVALS
-    for share in SHARES
-    for replayed in ((False, True) if share == 1 else (False,))
+IN_PROCESS: tuple[tuple[float, Source], ...] = (
+    (0.5, "searched"), (1.0, "searched"), (1.0, "replayed"), (2.0, "searched"),
+)  # fmt: skip
+CELLS = (
+    *(
+        Cell(model, interval, *how)
+        for model in MODELS
+        for interval in INTERVALS
+        for how in IN_PROCESS
+    ),
+    *(Cell("S", interval, source="HTTP") for interval in (8, 16, 32)),
+    *(Cell("M", interval, source="HTTP") for interval in (8, 16)),
 )
-QUICK = (Cell("S", 8, 1.0), Cell("S", 8, 1.0, replayed=True), Cell(RETRO, 8, 1.0, replayed=True))
+QUICK = (Cell("S", 8), Cell("S", 8, source="replayed"), Cell(RETRO, 8, source="replayed"))
 
 
 class Profile(msgspec.Struct):
     """What was measured of a cell before any answer with retrieval: the lists that its searches read, and seconds.
 
-    Of each chunk of an answer with nothing beside it, and of searches alone; `both_` on both cores.
+    Of each chunk of an answer with nothing beside it, and of searches alone; `both_` on both cores. `first_s` passes
+    before the first chunk, 0 where that is a search like the others.
     """
 
     lists: int
@@ -89,6 +102,7 @@ class Profile(msgspec.Struct):
     searches_s: list[float]
     both_chunks_s: list[float] = []
     both_searches_s: list[float] = []
+    first_s: float = 0.0
 
     @property
     def share(self) -> float:
@@ -98,9 +112,10 @@ class Profile(msgspec.Struct):
     def predicted(self, modes: Sequence[str]) -> dict[str, float]:
         """Return the seconds of an answer in each mode, by the model of two lines."""
         each_s = [median(self.searches_s)] * len(self.chunks_s)
+        first_s = self.first_s or each_s[0]
         found = {
-            PIPELINED: pipelined_s(self.chunks_s, beside_chunks(each_s), each_s[0]),
-            SEQUENTIAL: sequential_s(self.chunks_s, each_s),
+            PIPELINED: pipelined_s(self.chunks_s, beside_chunks(each_s), first_s),
+            SEQUENTIAL: sequential_s(self.chunks_s, [first_s, *each_s[1:]]),
         }
         if BOTH in modes:
             both_s = [median(self.both_searches_s)] * len(self.both_chunks_s)
@@ -178,9 +193,12 @@ class _Sides:
         self._place = ""
         self._chunks, self._profiled = options.pick(CHUNKS, 3), options.pick(PROFILED, 1)
         self._processes: dict[tuple[str, bool], EngineProcess] = {}
+        self._meshes: dict[str, IntervalMesh] = {}
 
     async def profile(self, cell: Cell) -> Profile:
         """Return a cell's profile, with as many lists as make a search take its share of a chunk."""
+        if cell.source == "HTTP":
+            return await self._over_http(cell)
         chunks_s = await self._alone(cell, both=False)
         lists = await self._lists(cell, cell.share * median(chunks_s))
         found = Profile(lists, chunks_s, await self._searches(cell, lists, 4 * self._profiled))
@@ -191,6 +209,8 @@ class _Sides:
 
     async def answer(self, cell: Cell, profile: Profile, mode: str, seed: int) -> float:
         """Return the seconds of an answer in a mode."""
+        if cell.source == "HTTP":
+            return (await self._asked(cell, seed, pipelined=mode == PIPELINED)).seconds
         both = mode == BOTH
         process = await self._process(cell.model, both=both)
         return await process.ask(
@@ -200,8 +220,28 @@ class _Sides:
             interval=cell.interval,
             pipelined=mode == PIPELINED,
             how=self._how(profile.lists, both=both),
-            waits_s=profile.searches_s if cell.replayed else [],
+            waits_s=profile.searches_s if cell.source == "replayed" else [],
         )
+
+    async def _over_http(self, cell: Cell) -> Profile:
+        """Return a profile from sequential answers, in which nothing runs beside a chunk or a retrieval."""
+        every = range(self._profiled + 1)
+        answers = [await self._asked(cell, number, pipelined=False) for number in every]
+        chunks_s = [median(each) for each in zip(*(a.chunks_s for a in answers[1:]), strict=True)]
+        searches_s = [each for answer in answers[1:] for each in answer.searches_s]
+        # The first chunk is not seen apart from what comes before it: it is taken to last as long as the second one.
+        first_s = median(answer.first_s for answer in answers[1:]) - chunks_s[0]
+        return Profile(0, [chunks_s[0], *chunks_s], searches_s, first_s=first_s)
+
+    async def _asked(self, cell: Cell, seed: int, *, pipelined: bool) -> TimedAnswer:
+        mesh = self._meshes.get(cell.model)
+        if mesh is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="spillway-g1-"))
+            model = _chatting(cell.model, self._options)
+            running = interval_mesh(model, Path(folder), self._cores)
+            mesh = self._meshes[cell.model] = await self._stack.enter_async_context(running)
+        question = mesh.questions[seed % len(mesh.questions)]
+        return await mesh.answer(question, self._chunks, cell.interval, pipelined=pipelined)
 
     async def _alone(self, cell: Cell, *, both: bool) -> list[float]:
         """Return the seconds of each chunk of an answer, the median of a few."""
@@ -262,6 +302,13 @@ def _model(name: str, options: BenchOptions) -> tuple[str, str]:
         torch.manual_seed(options.seed)
         save_retro(RetroNetwork(RetroConfig()), folder)
     return str(folder), "retro"
+
+
+def _chatting(name: str, options: BenchOptions) -> tuple[str, str]:
+    """Return where a chat model lies, and its kind: M's shape with the tokens and templates of S."""
+    if name == "S":
+        return str(processes.DEMO), "fp32"
+    return spoken("llama-85m", options.setup_dir / "models" / "llama-85m-chat"), "bf16"
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -357,7 +404,7 @@ def _told(kept: Kept, cells: Sequence[Cell], options: BenchOptions) -> Body:
 
 def _cells(line: _Line, dropped: int) -> list[str]:
     cell, predicted = line.cell, line.predicted
-    how = "replayed" if cell.replayed else f"{line.profile.lists} lists"
+    how = f"{line.profile.lists} lists" if cell.source == "searched" else cell.source
     return [
         cell.model, str(cell.interval), how, f"{line.profile.share:.2f}",
         f"{predicted[PIPELINED]:.3f}", f"{line.middle(PIPELINED):.3f}",
@@ -379,11 +426,16 @@ def _beside(line: _Line) -> list[str]:
 def _judged(lines: Sequence[_Line]) -> dict[str, str]:
     """Return the verdicts of the worst cells."""
     met = {}
-    for replayed, how in ((False, "searched"), (True, "replayed")):
-        alike = [line.gain for line in lines if line.alike and line.cell.replayed == replayed]
-        if alike:
-            worst = min(alike, key=lambda gain: gain["value"])
-            met[f"search and chunk alike, {how}"] = stats.verdict(worst, GOAL, MUST)
+    for source in get_args(Source):
+        own = [line for line in lines if line.cell.source == source]
+        if not own:
+            continue
+        slowest = min((line.gain for line in own), key=lambda gain: gain["value"])
+        met[f"never slower, {source}"] = stats.verdict(slowest, 1.0, 1.0)
+        alike = [line.gain for line in own if line.alike]
+        worst = min(alike, key=lambda gain: gain["value"], default=None)
+        what = f"search and chunk alike, {source}"
+        met[what] = "undecided" if worst is None else stats.verdict(worst, GOAL, MUST)
     if lines:
         least = min((line.of_model for line in lines), key=lambda gain: gain["value"])
         met["the model of two lines"] = stats.verdict(least, OF_MODEL, OF_MODEL)
