@@ -49,8 +49,8 @@ _NO_SEARCH = (
 _NO_CHAT = (
     *_but("services/router/http", "chat", "completions", "generations", "grounded"),
     *_but("services/router/http", "sessions", "session_pages", "session_turns"),
-    *_but("services/router/workflows", "grounded", "session_history"),
-    *_but("services/router/text", "chats", "completions", "generations", "grounded"),
+    *_but("services/router/workflows", "grounded", "retrieve", "session_history"),
+    *_but("services/router/text", "chats", "completions", "generations", "grounded", "rewrites"),
 )
 _NO_HOMES = _but("engine/decoder/offload", "homes", "probes")
 _TEXTS = (*_EMBED, *_NO_SEARCH, *_NO_CHAT)
@@ -73,7 +73,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,
-    "Q1": (*_CHAT, *_SEARCH), "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
+    "Q1": (*_CHAT, *_SEARCH), "Q2": (*_CHAT, *_EMBED, *_SEARCH),
+    "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
     "L4": ("engine/kernels/decoder",), "L5": _DECODER, "L6": _DECODER, "K1": ("engine/kernels/decoder",),
     "N1": _DECODER, "N1S": ("engine/decoder/offload", *_NO_HOMES, *_COST),
     "N2": (*_DECODER, *_COST), "H1": _TALK, "H2": _ALL, "T1": _TALK, "P1": _TURNS, "P2": _TURNS, "P3": _TURNS,

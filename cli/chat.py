@@ -42,6 +42,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_ranking(parser, "with --collection: ")
     parser.add_argument(
+        "--interval",
+        type=_interval,
+        metavar="N",
+        help="with --collection: search again after so many tokens of the answer, 8 to 64 or auto",
+    )
+    parser.add_argument(
         "--passages", action="store_true", help="with --collection: print what was read, too"
     )
     parser.add_argument(
@@ -95,12 +101,13 @@ def _retrieval(args: argparse.Namespace) -> dict[str, Any] | None:
         "min_score": args.min_score,
         "mode": args.mode,
         "mmr": mmr_of(args),
+        "interval": args.interval,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if args.collection is None:
         if given or args.passages:
             raise ConfigError(
-                "-k, --filter, --min-score, --mode, --diversity and --passages need --collection NAME"
+                "-k, --filter, --min-score, --mode, --diversity, --interval and --passages need --collection NAME"
             )
         return None
     if "filter" in given:
@@ -113,6 +120,12 @@ def _retrieval(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.passages:
         given["include_passages"] = True
     return {"collection": args.collection, **given}
+
+
+def _interval(text: str) -> int | str:
+    if text == "auto" or (text.isascii() and text.isdigit() and len(text) < 10):
+        return text if text == "auto" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number of tokens, or auto")
 
 
 def _format(file: str | None) -> dict[str, Any] | None:

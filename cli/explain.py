@@ -1,4 +1,4 @@
-"""`spillway explain COLLECTION`: print how a collection searches, and why."""
+"""`spillway explain COLLECTION|REQUEST`: print how a collection searches, and why; or when what of a request ran."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 from spillway_client import AsyncSpillway, ShardExplanation
 
+from cli import timeline
 from cli.http import add_server, say, talk
 from cli.search import filter_of
 from cli.terminal import printable
+
+_REQUEST = "~"  # in every request's id, and in no collection's name
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "explain",
-        help="show how a collection searches, and why",
-        description="Show each shard's kind of index with the reason, what each effort finds and takes, and which way"
-        " a search with a filter goes.",
+        help="show how a collection searches, and why; or when the stages of a request ran",
+        description="Of a collection, show each shard's kind of index with the reason, what each effort finds and"
+        " takes, and which way a search with a filter goes. Of a request, by the x-request-id of its answer, show its"
+        " stages on one axis of time, or its jobs where it has no stages.",
     )
-    parser.add_argument("collection")
+    parser.add_argument("collection", metavar="COLLECTION|REQUEST")
     parser.add_argument("-k", type=int, default=10, help="how many hits the search wants (10)")
     parser.add_argument("--filter", help='by metadata, e.g. \'{"year": {"$gte": 2020}}\'')
     add_server(parser)
@@ -38,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _explain(client: AsyncSpillway, args: argparse.Namespace, wanted: Any) -> int:
+    if _REQUEST in args.collection:
+        for line in timeline.lines(await client.requests.timeline(args.collection)):
+            print(printable(line))
+        return 0
     told = await client.collections.explain(args.collection, k=args.k, filter=wanted)
     for shard in told.shards:
         for line in lines(shard):

@@ -112,6 +112,7 @@ class InvalidRequest(SpillwayError):
         "invalid_value",
         "invalid_vector",
         "no_chat_template",
+        "no_reranker",
         "no_texts",
         "previous_response_not_found",
         "session_model_mismatch",

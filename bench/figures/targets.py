@@ -649,6 +649,12 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: at(f, 0, 0, "exact"), "present: exact at least 75%",
     ),
     Figure(
+        "Q2", "follow-ups whose page is in the first 5: without a rewriting, by the rule, by hand",
+        "≤ 60 % without", "≤ 60 % without",
+        lambda f: " / ".join(at(f, 0, row, "in the first 5") for row in (1, 2, 4)),
+        "without a rewriting at most 60% in the first 5",
+    ),
+    Figure(
         "W1", "depth by probes through the mesh: devices unlike the true line's", "0", "0",
         _unlike, "regression, no noise",
     ),

@@ -14,6 +14,7 @@ from .generation import (
     CompletionChoice,
     TokenUsage,
     ToolCall,
+    joined_retrieval,
 )
 
 
@@ -61,7 +62,7 @@ def whole_chat(
         for index in sorted(texts)
     ]
     first = chunks[0] if chunks else ChatChunk("", "", 0, [])
-    found = next((chunk.retrieval for chunk in chunks if chunk.retrieval), None)
+    found = joined_retrieval(chunk.retrieval for chunk in chunks)
     return ChatCompletion(
         first.id,
         first.model,

@@ -21,8 +21,10 @@ from .types import (
     Model,
     Request,
     RequestEvent,
+    RequestTimeline,
     Reranking,
     RerankResult,
+    StageTime,
     UnexpectedResponseError,
     Usage,
     build,
@@ -195,6 +197,14 @@ class RequestsResource:
         path = f"/v1/requests/{segment(request_id)}/cancel"
         answer = await self._transport.call("POST", path, timeout_s=timeout_s)
         return build(Request, {"id": request_id, "state": "cancelled", **(answer.payload or {})})
+
+    async def timeline(self, request_id: str, *, timeout_s: float | None = None) -> RequestTimeline:
+        """Return when the jobs of a request were admitted, leased and ended, and the stages of a grounded answer."""
+        path = f"/v1/requests/{segment(request_id)}/timeline"
+        answer = await self._transport.call("GET", path, timeout_s=timeout_s)
+        told = answer.payload.get("stages") if isinstance(answer.payload, dict) else None
+        stages = [build(StageTime, one) for one in told or []]
+        return build(RequestTimeline, answer.payload, stages=stages)
 
     async def events(
         self, request_id: str, *, after: int | None = None, timeout_s: float | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .types import build, items
+from .types import StageTime, build, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,46 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class RetrievalRecord:
+    """One retrieval: from `at_token` tokens of the answer on the prompt held the passages of these numbers.
+
+    Those in `replaced` were there before. Its query was of the last `query_tokens` tokens of question and answer as of
+    `query_at` tokens of the answer. `kept` says why the passages stayed; a `late` one was waited for, or came an
+    interval later. `budget_ms` is the time that its search had, `ms` what it took in all, `stages` when each began.
+    """
+
+    at_token: int = 0
+    query_at: int = 0
+    found: int = 0
+    passages: list[int] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
+    late: bool = False
+    query_tokens: int = 0
+    kept: str | None = None
+    effort: int | str | None = None
+    budget_ms: float | None = None
+    ms: float = 0.0
+    stages: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Retrieval:
     """What was found for a grounded answer; `found` 0 means the answer says so plainly.
 
-    With `extractive` the answer quotes the passages, since the model cannot read such texts.
+    With `extractive` the answer quotes the passages, since the model cannot read such texts. `retrievals` tell when
+    which passages were in the prompt, where they were found anew while the answer was written. `stages` are those that
+    came before the answer's first token. `rewrite` tells the query that a follow-up became, and `rerank` how many hits
+    were scored; both are empty where they were not asked for.
     """
 
     collection: str = ""
     found: int = 0
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
+    retrievals: list[RetrievalRecord] = field(default_factory=list)
+    stages: list[StageTime] = field(default_factory=list)
+    rewrite: dict[str, Any] = field(default_factory=dict)
+    rerank: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +268,23 @@ def retrieval(payload: Any) -> Retrieval | None:
     if not isinstance(payload, dict):
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
-    return build(Retrieval, payload, passages=passages)
+    retrievals = [build(RetrievalRecord, one) for one in payload.get("retrievals") or []]
+    stages = [build(StageTime, one) for one in payload.get("stages") or []]
+    return build(Retrieval, payload, passages=passages, retrievals=retrievals, stages=stages)
+
+
+def joined_retrieval(parts: Iterable[Retrieval | None]) -> Retrieval | None:
+    """Return what a stream told of its retrievals as one; a part that came twice counts once."""
+    found = [part for part in parts if part is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    passages = {passage.index: passage for part in reversed(found) for passage in part.passages}
+    records = {one.at_token: one for part in found for one in part.retrievals}
+    return replace(
+        found[0],
+        passages=[passages[index] for index in sorted(passages)],
+        retrievals=[records[token] for token in sorted(records)],
+    )
 
 
 def _common(payload: Any) -> dict[str, Any]:

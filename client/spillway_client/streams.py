@@ -19,6 +19,7 @@ from .generation import (
     TokenUsage,
     chat_chunk,
     completion,
+    joined_retrieval,
 )
 
 C = TypeVar("C", bound=ChatChunk | Completion)
@@ -47,6 +48,7 @@ class Stream(Generic[C, W]):
         self._join: Callable[[list[C], C | None, str | None], W] = join
         self._chunks: list[C] = []
         self._begun: set[int] = set()
+        self._retrieved = -1  # the token of the last retrieval that was told
         self._closed = False
         self._error: errors.SpillwayError | None = None
         self._last: C | None = None
@@ -87,11 +89,10 @@ class Stream(Generic[C, W]):
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """What was found for a grounded answer, once the first chunk is here."""
-        for chunk in self._chunks:
-            if isinstance(chunk, ChatChunk) and chunk.retrieval is not None:
-                return chunk.retrieval
-        return None
+        """What was found for a grounded answer so far, once the first chunk is here."""
+        return joined_retrieval(
+            chunk.retrieval for chunk in self._chunks if isinstance(chunk, ChatChunk)
+        )
 
     def __aiter__(self) -> AsyncIterator[C]:
         return self
@@ -123,9 +124,15 @@ class Stream(Generic[C, W]):
         raise StopAsyncIteration
 
     def _seen(self, chunk: C) -> bool:
-        """Return whether this is the opening of a choice, which has no id, for the second time."""
+        """Return whether this has no id, and comes for the second time: the opening of a choice, or a retrieval."""
         if chunk.event_id is not None:
             return False
+        if isinstance(chunk, ChatChunk) and not any(one.delta.role for one in chunk.choices):
+            records = chunk.retrieval.retrievals if chunk.retrieval is not None else []
+            told = max((one.at_token for one in records), default=-1)
+            again = told <= self._retrieved
+            self._retrieved = max(self._retrieved, told)
+            return again and bool(records)
         choices = {choice.index for choice in chunk.choices}
         again = choices <= self._begun and self._source.resumed > 0
         self._begun |= choices

@@ -49,6 +49,7 @@ class SyncRequests(Bound[RequestsResource]):
 
     get = call(RequestsResource.get)
     cancel = call(RequestsResource.cancel)
+    timeline = call(RequestsResource.timeline)
     events = each(RequestsResource.events)
 
 

@@ -403,6 +403,29 @@ class RequestEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """One run of a stage of a grounded answer, in milliseconds from the request's acceptance; runs may overlap."""
+
+    name: str
+    start_ms: float = 0.0
+    end_ms: float = 0.0
+    nth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeline:
+    """The jobs of a request in every service, with the times of their events as the API tells them; see the API's docs.
+
+    `stages` are those of a grounded answer; `now` is the bus' clock, in seconds since the epoch.
+    """
+
+    id: str
+    now: float = 0.0
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[StageTime] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A conversation the server keeps, `ttl_s` seconds from its last use.
 

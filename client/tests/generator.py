@@ -16,9 +16,13 @@ Piece = tuple[int, int, str, str | None]  # at, choice, text, finish
 
 @dataclass
 class Generator:
-    """Answers every chat with `pieces`; one request a key, its events told again from any id on."""
+    """Answers every chat with `pieces`; one request a key, its events told again from any id on.
+
+    Before a piece of a number in `retrieved` stands a chunk that tells what was retrieved by then.
+    """
 
     pieces: list[Piece]
+    retrieved: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     error_after: int = 0
     endless: bool = False
@@ -45,6 +49,9 @@ class Generator:
                 return [*made, b"data: %s\n\n" % json.dumps({"error": self.error}).encode()]
             if after is not None and (at, index) <= after:
                 continue
+            if number in self.retrieved:
+                told = {"retrieval": self.retrieved[number]}
+                made.append(_frame(_chunk(0, {"delta": {}, "finish_reason": None}, told)))
             delta: dict[str, Any] = {"content": text}
             if finish:
                 mark = {"index": 1, "document_id": "d", "start": 3, "end": 9, "at": [0, 3]}

@@ -25,6 +25,16 @@ PIECES: list[Piece] = [
     (2, 0, ' fährt "heute"', None),
     (4, 0, "\n\n[1].", "stop"),
 ]
+# Two retrievals while it is written, each told before the piece of this number.
+RETRIEVED = {
+    number: {
+        "collection": "c",
+        "found": 1,
+        "passages": [{"index": index, "document_id": f"d{index}"}],
+        "retrievals": [{"at_token": number, "passages": [index], "replaced": [index - 1]}],
+    }
+    for number, index in ((2, 2), (4, 3))
+}
 CUTS = st.lists(st.tuples(st.integers(0, 2600), st.booleans()), max_size=6)
 
 
@@ -39,7 +49,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def generator() -> AsyncIterator[Generator]:
     """A server that answers every chat with PIECES."""
-    async with serving(Generator(PIECES)) as made:
+    async with serving(Generator(PIECES, RETRIEVED)) as made:
         yield made
 
 
@@ -55,7 +65,7 @@ async def test_cuts_change_nothing(
     cuts: list[tuple[int, bool]], second: list[tuple[int, bool]]
 ) -> None:
     """Connections cut at any byte, at two routers, by FIN or RST: the undisturbed chunks, and one generation."""
-    async with serving(Generator(PIECES)) as generator:
+    async with serving(Generator(PIECES, RETRIEVED)) as generator:
         async with sw.AsyncSpillway(generator.url) as client:
             expected = await _read(await client.chat.completions.stream("where?", n=2))
         generator.requests.clear()
@@ -119,7 +129,11 @@ async def test_the_whole_of_a_stream(generator: Generator) -> None:
     assert "".join(chunk.text for chunk in chunks) == whole.text == stream.text
     assert [choice.finish_reason for choice in whole.choices] == ["stop", "length"]
     assert whole.citations == [sw.Citation(1, "d", 3, 9, (0, 3))]
-    assert whole.passages == [sw.Passage(1, "d")]
+    assert whole.passages == [sw.Passage(1, "d"), sw.Passage(2, "d2"), sw.Passage(3, "d3")]
+    assert whole.retrieval == stream.retrieval
+    assert whole.retrieval is not None
+    told = [(one.at_token, one.passages, one.replaced) for one in whole.retrieval.retrievals]
+    assert told == [(2, [2], [1]), (4, [3], [2])]
     assert (whole.usage.prompt_tokens, stream.usage) == (7, whole.usage)
     assert whole.session == {"version": 3}
     assert generator.bodies[0] == {

@@ -115,6 +115,16 @@ def log(job_id: str) -> str:
     return f"{tag(family_of(job_id))}:log:{job_id}"
 
 
+def control(job_id: str) -> str:
+    """The messages to one job, by their number, and whether it is paused."""
+    return f"{tag(family_of(job_id))}:control:{job_id}"
+
+
+def inbox(family: Family) -> str:
+    """The stream that names a job when its worker is to look for messages, or for a cancel."""
+    return f"{tag(family)}:inbox"
+
+
 def seen(job_id: str) -> str:
     """A mark, with a TTL, that a client came back for a request."""
     return f"{tag(family_of(job_id))}:seen:{job_id}"

@@ -28,7 +28,7 @@ SCRIPTS = (
 )
 # Each helper changes the keys of one job, claim, registry, API key, session or shard in one step.
 HELPERS = (
-    *("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index"),
+    *("adopt", "claim", "unclaim", "swap", "charge", "refund", "note", "index", "send", "taken"),
     *("write", "merge", "hold", "seal", "place"),
 )
 FILLS_LANES = ("admit", "move")

@@ -151,7 +151,8 @@ class IndexSearch:
         await self._keep((keys.turns(name), keys.held(name)), found)
 
     async def _job(self, name: str, found: Leftovers) -> None:
-        await self._keep((keys.job(name), keys.log(name), keys.seen(name)), found)
+        names = (keys.job(name), keys.log(name), keys.control(name), keys.seen(name))
+        await self._keep(names, found)
         await self._claim(name, found)
         lane, entry, router = await self._bus.connection.call(
             "HMGET", keys.job(name), "lane", "entry", "router"

@@ -35,10 +35,12 @@ class Requests:
         """Remove the records and logs of jobs, many a command: one command a job would cost more than its end."""
         by_family: dict[Family, list[str]] = {}
         for job in jobs:
-            by_family.setdefault(family_of(job), []).extend((keys.log(job), keys.job(job)))
+            by_family.setdefault(family_of(job), []).extend(
+                (keys.log(job), keys.job(job), keys.control(job))
+            )
         for names in by_family.values():
-            for first in range(0, len(names), 2 * _REMOVED_AT_ONCE):
-                await self._redis.call("UNLINK", *names[first : first + 2 * _REMOVED_AT_ONCE])
+            for first in range(0, len(names), 3 * _REMOVED_AT_ONCE):
+                await self._redis.call("UNLINK", *names[first : first + 3 * _REMOVED_AT_ONCE])
 
     async def hold(self, request: str, router: str, resume_s: float, deadline_ms: int) -> None:
         """Record that `router` answers for a request, which may run on `resume_s` without a reader."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from common.types.generation import OutputGrammar, SamplingParams
+from common.wire.control import ExtensionRule
 from common.wire.message import Message, _checked
 from common.wire.search import CopyWork, DocumentsWork, SearchWork
 from common.wire.sessions import SessionTurn, SessionWork
@@ -43,7 +44,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
     `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
     those that are not. The text of every choice matches `grammar`, if there is one and the answer is not cut off.
-    `shown` are special tokens that are part of the text.
+    `shown` are special tokens that are part of the text. `extensions` says where the prompt of a single choice may be
+    extended while it is generated.
     """
 
     fingerprint: str
@@ -62,6 +64,7 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     turn: SessionTurn | None = None
     grammar: OutputGrammar | None = None
     shown: list[int] = []
+    extensions: ExtensionRule | None = None
 
 
 Work = (

@@ -8,6 +8,7 @@ import msgspec
 
 from common.errors import SpillwayError
 from common.types.generation import FinishReason, Logprob
+from common.wire.control import Applied
 from common.wire.message import Message, _checked, decode
 from common.wire.search import CopyResult, DocumentsResult, SearchResult
 from common.wire.sessions import SessionResult
@@ -47,9 +48,13 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delta(Message, frozen=True, tag="delta"):
-    """The data of a generation's progress event: pieces in rising order of (at, choice)."""
+    """The data of a generation's progress event: pieces in rising order of (at, choice), and extensions of the prompt.
+
+    Extensions, in the order they took effect, stand in the event of the tokens after them, or in an earlier one.
+    """
 
     pieces: list[Piece]
+    applied: list[Applied] = []
 
 
 class GenerateResult(Message, frozen=True, tag="generate"):

@@ -11,6 +11,7 @@ import msgspec
 from common.wire.message import Message
 
 MAX_DIVERSE = 200
+FOLLOWING_BYTES = 1024  # of a document, that come with a hit whose search asks for them
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -40,7 +41,8 @@ class SearchWork(Message, frozen=True, tag="search"):
     `effort` says how much of the index to look at; with `budget_ms` the shard takes the most that fits, less `spent_ms`
     that have passed since the request came. `ef` and `exact` are the effort as older routers write it.
     With `depth` the best so many of each search are candidates, each with its scores: the shard ranks them itself where
-    it is the only one (`alone`), else they are the result.
+    it is the only one (`alone`), else they are the result. With `following` hits come with the FOLLOWING_BYTES of text
+    that follow in their document.
     """
 
     collection: str
@@ -64,6 +66,7 @@ class SearchWork(Message, frozen=True, tag="search"):
     mmr: Diversity | None = None
     with_scores: bool = False
     alone: bool = True
+    following: bool = False
 
     @property
     def asked_effort(self) -> Effort | None:
@@ -151,7 +154,10 @@ class CopyResult(Message, frozen=True, tag="copy"):
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One chunk found: its document, where it stands in it (character offsets), and how near it is."""
+    """One chunk found: its document, where it stands in it (character offsets), and how near it is.
+
+    `following` is text of the document from `end` on, if it was asked for.
+    """
 
     id: str
     score: float
@@ -161,6 +167,7 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str | None = None
     metadata: dict[str, Any] | None = None
     scores: HitScores | None = None
+    following: str | None = None
 
 
 _hits = msgspec.json.Decoder(list[Hit])

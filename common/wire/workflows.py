@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from common.types.generation import OutputGrammar, SamplingParams
+from common.wire.control import ExtensionRule
 from common.wire.message import Message
 from common.wire.registry import CollectionRecord
 from common.wire.search import Diversity, Effort, Mode
@@ -99,7 +100,8 @@ def decode_options(raw: bytes) -> ResponseOptions:
 class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     """The fields of a GenerateWork beside its prompts; `max_new` 0 means the rest of the context, within a default.
 
-    A generation with `low` set runs after those without.
+    A generation with `low` set runs after those without. The extensions of a rule are at most so many as fit before
+    the last token.
     """
 
     sampling: SamplingParams
@@ -113,10 +115,32 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
     low: bool = False
     grammar: OutputGrammar | None = None
     shown: list[int] = []
+    extensions: ExtensionRule | None = None
+
+
+class RewriteOptions(Struct, frozen=True):
+    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens."""
+
+    model: str = ""
+    max_tokens: int = 64
+
+
+class RerankOptions(Struct, frozen=True):
+    """Order the best `candidates` of a search by the scores of the cross-encoder `model`."""
+
+    model: str = ""
+    candidates: int = 16
 
 
 class RetrievalOptions(Struct, frozen=True):
-    """Search `collection` for the last user message of a chat, and answer from the `k` best passages."""
+    """Search `collection` for the last user message of a chat, and answer from the `k` best passages.
+
+    With `rewrite` a follow-up question is rewritten before the search, with `rerank` the hits are scored once more.
+    With an `interval` of tokens the search is repeated while the answer is written, see
+    `services.router.text.intervals`; "auto" is a number by the time there is a plan. A `stale` search goes beside the
+    generation; its passages lose their first `shift` tokens (None: as many as an interval has). A result that is `late`
+    is waited for, or comes an interval later. `place` is where passages stand, before the question or after it.
+    """
 
     collection: str
     k: int = 5
@@ -125,6 +149,14 @@ class RetrievalOptions(Struct, frozen=True):
     include_passages: bool = False
     mode: Mode = "vector"
     mmr: Diversity | None = None
+    rewrite: RewriteOptions | None = None
+    rerank: RerankOptions | None = None
+    effort: Effort | None = None
+    interval: int | Literal["auto"] = 0
+    stale: bool = True
+    late: Literal["wait", "keep"] = "wait"
+    shift: int | None = None
+    place: Literal["before", "after"] = "before"
 
 
 class ChatRequest(Struct, frozen=True):
@@ -151,7 +183,7 @@ class SearchRequest(Struct, frozen=True):
 
     `ef` and `exact` are the effort as older routers write it. `depth` is how many of the best of each search are ranked
     once more, 0 where the search's own order stays. A `partial` one is answered by the
-    shards that can be reached.
+    shards that can be reached. Hits of one that asks for it come with the text that is `following` in their document.
     """
 
     many: bool
@@ -175,6 +207,7 @@ class SearchRequest(Struct, frozen=True):
     mmr: Diversity | None = None
     with_scores: bool = False
     partial: bool = False
+    following: bool = False
 
 
 class StoreItem(Struct, frozen=True, array_like=True):
@@ -235,8 +268,12 @@ class ReembedPlan(Struct, frozen=True, tag="reembed"):
     parcel: tuple[int, int]
 
 
-class GroundPlan(Struct, frozen=True, tag="ground"):
-    """Embed a chat's question, search, and answer from the passages found."""
+class GroundPlan(Struct, frozen=True, tag="ground", omit_defaults=True):
+    """Embed a chat's question, search, and answer from the passages found.
+
+    `asked` are the queries of `search` as texts, the one that says most last. `rewriting` is the encoded generate job
+    that writes a better one, with its items and tokens; None where no model is to.
+    """
 
     collection: CollectionRecord
     search: SearchRequest
@@ -244,6 +281,8 @@ class GroundPlan(Struct, frozen=True, tag="ground"):
     queries: int
     chat: ChatRequest
     options: ResponseOptions = field(name="view")
+    asked: list[str] = []
+    rewriting: tuple[bytes, int, int] | None = None
 
 
 Plan = ParcelsPlan | SearchPlan | WritePlan | DeletePlan | ReembedPlan | GroundPlan

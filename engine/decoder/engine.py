@@ -75,8 +75,8 @@ class DecoderEngine:
     While a step runs, `submit_ahead` may submit the one after it, whose rows get the tokens that the first one draws:
     so the device does not wait for the event loop. A generation that is aborted takes no part in any step that is
     planned from then on, and the tokens of submitted steps are dropped. Its pages are free at once, which is safe since
-    no page is given to other rows or copied to before the submitted steps have ended. Not thread-safe: one event loop
-    calls it.
+    no page is given to other rows or copied to before the submitted steps have ended. A choice that has reached its
+    `boundary` is paused until `resume`. Not thread-safe: one event loop calls it.
     """
 
     def __init__(
@@ -140,6 +140,8 @@ class DecoderEngine:
             self.recall()  # the next step is to have rows of it
         for sequence in sequences:
             self.scheduler.add(sequence)
+            if generation.choices[sequence.choice].room <= 0:
+                self.scheduler.pause(sequence)  # it was restored at its boundary
         self.offload.begin(sequences)
         self.wake()
 
@@ -149,6 +151,36 @@ class DecoderEngine:
             del self._generations[generation.id]
             self.recall()
         self.offload.drop([choice.sequence for choice in generation.choices])
+
+    def pause(self, generation: Generation) -> None:
+        """Plan no rows of a generation until `resume`; the running step still ends with its tokens.
+
+        Its pages stay until others need them.
+        """
+        if self._generations.get(generation.id) is generation:
+            self.recall()
+            for sequence in generation.sequences:
+                self.scheduler.pause(sequence)
+
+    def resume(self, generation: Generation) -> None:
+        """Plan rows again for the choices of a generation that are not at their boundary."""
+        if self._generations.get(generation.id) is generation:
+            self.recall()  # the next step is to have rows of it
+            for choice in generation.choices:
+                if choice.finish is None and choice.room > 0:
+                    self.scheduler.unpause(choice.sequence)
+            self.wake()
+
+    def rewrite(self, choice: Choice, prompt: Sequence[int]) -> int:
+        """Give a choice another prompt, of any length; return how many tokens have to be computed now.
+
+        Tokens drawn so far stay, and what follows is what a generation with that prompt draws after the same tokens.
+        InternalError if a step is in flight: it may have rows of the choice.
+        """
+        if self._submitted:
+            raise InternalError("a prompt was rewritten while a step is in flight")
+        choice.lookup = None  # it has read the former prompt
+        return self.scheduler.rewrite(choice.sequence, prompt)
 
     def wake(self) -> None:
         """End a `wait`: a step may find more to compute than before."""
@@ -387,6 +419,8 @@ class DecoderEngine:
                 break
         if choice.finish is not None:
             self.offload.drop([part.sequence])
+        elif choice.room <= 0:
+            self.scheduler.pause(part.sequence)
         if generation.over:
             del self._generations[generation.id]
         return choice

@@ -68,6 +68,9 @@ class ScheduledRows(NamedTuple):
 class Scheduler:
     """Sequences that wait and run, and their page table: `add`, then for each step `step`, `moved`, `commit`; `drop`.
 
+    Sequences that are `paused` have no rows. They keep their pages until others need the room; with homes their pages
+    are cached at once, to be found again.
+
     Only these methods write its state: the prefetcher reports pages on their way by `hold`, `slow` and `resume`, copies
     are reported by `moved`. `loads` are the pages to copy to the device for the rows of the last planned step, `moves`
     those that the step itself copies, since their sequences change their home.
@@ -87,8 +90,10 @@ class Scheduler:
         self.loads: list[PageMove] = []
         self.moves: list[PageMove] = []
         self._moving: list[TokenSequence] = []  # these get another home in the last planned step
+        self._due: list[PageMove] = []  # loads for the next step, of rewritten sequences
         self.running: list[TokenSequence] = []
         self.waiting: list[TokenSequence] = []
+        self.paused: list[TokenSequence] = []
         self.preemptions = 0
         self.short = False  # in the last step sequences waited for pages, not for budget or slots
 
@@ -108,12 +113,51 @@ class Scheduler:
         gone = {sequence.order for sequence in sequences}
         for sequence in sequences:
             sequence.over = True
-        for sequence in self.running:
-            if sequence.order in gone:
+        for sequence in (*self.running, *self.paused):
+            if sequence.order in gone and sequence.pages:
                 self.table.tiers.history.end(sequence.ids, self.table.tiers.now_s)
                 self.table.release(sequence)
         self.running = [item for item in self.running if item.order not in gone]
         self.waiting = [item for item in self.waiting if item.order not in gone]
+        self.paused = [item for item in self.paused if item.order not in gone]
+
+    def pause(self, sequence: TokenSequence) -> None:
+        """Plan no rows of a sequence from the next step on."""
+        for sequences in (self.running, self.waiting):
+            if sequence in sequences:
+                sequences.remove(sequence)
+                self.paused.append(sequence)
+        if self.homes is not None and sequence.pages:
+            self.table.release(sequence)
+
+    def unpause(self, sequence: TokenSequence) -> None:
+        """Plan rows of a paused sequence again; one that lost its pages waits to be admitted."""
+        if sequence not in self.paused:
+            return
+        self.paused.remove(sequence)
+        if sequence.pages:
+            insort(self.running, sequence, key=lambda item: item.urgency)
+        else:
+            self.add(sequence)
+
+    def rewrite(self, sequence: TokenSequence, prompt: Sequence[int]) -> int:
+        """Give a sequence another prompt, between two steps; return how many rows it has to compute.
+
+        It keeps its full pages up to the first token that changes, and gets those pages after them that are here.
+        """
+        held = bool(sequence.pages)
+        if held:
+            self.table.release(sequence)
+        sequence.rewrite(prompt)
+        if held and self.homes is None:
+            match = self.table.match(sequence)
+            if self.table.takes(match) < self.table.available("device"):
+                self._due += self.table.attach([(sequence, match)])
+                return sequence.rows
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.add(sequence)
+        return sequence.rows
 
     def step(self, tokens: int | None = None, *, now_s: float = 0.0) -> list[ScheduledRows]:
         """Plan the next step, of at most `tokens` rows if given, and apply the plan to pages and sequences.
@@ -121,26 +165,39 @@ class Scheduler:
         Returns the rows to compute; the copies of `loads` and `moves` must be made even if there are no rows.
         """
         self.table.tiers.now_s = now_s
-        self.loads, self.moves, self._moving = [], [], []
+        self.loads, self.moves, self._moving = self._due, [], []
+        self._due = []
         for sequence in self.running:
             if sequence.rows > 1:
                 self.loads += self.table.catch_up(sequence)
         bounds = self.bounds if tokens is None else self.bounds._replace(tokens=tokens)
+        idle = sum(bool(sequence.pages) for sequence in self.paused)
+        bounds = bounds._replace(running=bounds.running - idle)
         homes = self.homes
         parts = self._on_device(bounds) if homes is None else self._at_homes(homes, bounds)
+        if not (parts or self.loads or self.moves):
+            self._make_room()
         rows = sum(len(part.positions) for part in parts)
         room = rows < bounds.tokens and len(self.running) < bounds.running
         self.short = room and bool(self.waiting)
         return parts
 
     def _on_device(self, bounds: StepLimits) -> list[ScheduledRows]:
-        plan = schedule(self.running, self.waiting, self.table, bounds)
+        plan = schedule(self.running, self.waiting, self.table, bounds, self.paused)
         self._apply(plan)
         parts = []
         for sequence, positions in plan.rows:
             self.table.grow(sequence, positions)
             parts.append(ScheduledRows(sequence, positions, len(positions) == sequence.rows))
         return parts
+
+    def _make_room(self) -> None:
+        """Take the pages of paused sequences if others could have rows, and no step could be planned beside them."""
+        now_s = self.table.tiers.now_s
+        if self.running or any(sequence.hold_until_s <= now_s for sequence in self.waiting):
+            for sequence in self.paused:
+                if sequence.pages:
+                    self._preempt(sequence)
 
     def _at_homes(self, homes: HomePlanner, bounds: StepLimits) -> list[ScheduledRows]:
         """Plan by homes and apply: a plan knows no pages that are on their way, so what has no room waits a step."""
@@ -289,8 +346,9 @@ class Scheduler:
         self.table.release(sequence)
         sequence.preempted += 1
         self.preemptions += 1
-        self.running.remove(sequence)
-        self.add(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.add(sequence)
 
     def _runs(self, sequence: TokenSequence) -> None:
         self.waiting.remove(sequence)
@@ -301,12 +359,15 @@ class Scheduler:
         self.table.tiers.moved(move, sound=sound)
         if sound or move.kind == "save":
             return
-        for sequence in list(self.running):
+        for sequence in (*self.running, *self.paused):
+            if not sequence.pages:
+                continue
             page = move.target if sequence.home == "device" else move.source
             if page in sequence.pages[move.group]:
                 self.table.release(sequence)
-                self.running.remove(sequence)
-                self.add(sequence)
+                if sequence in self.running:
+                    self.running.remove(sequence)
+                    self.add(sequence)
 
     def hold(self, sequence: TokenSequence, until_s: float) -> None:
         """Do not admit a sequence before `until_s`: pages that save computing may arrive by then."""
@@ -340,7 +401,7 @@ class Scheduler:
         held: dict[LocalTier, list[Counter[int]]] = {
             tier: [Counter() for _ in self.table.pools] for tier in ("device", "host")
         }
-        for sequence in self.running:
+        for sequence in (*self.running, *self.paused):
             for group, pages in enumerate(sequence.pages):
                 held[sequence.home][group].update(page for page in pages if page >= 0)
         for move in tiers.moving:
@@ -400,16 +461,18 @@ def schedule(
     waiting: Sequence[TokenSequence],
     table: PageTable,
     bounds: StepLimits,
+    paused: Sequence[TokenSequence] = (),
 ) -> StepPlan:
-    """Plan the next step; `running` and `waiting` are in order of urgency, and the plan is empty only if both are.
+    """Plan the next step; `running` and `waiting` are in order of urgency.
 
-    Each sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
+    Without `paused` sequences, which are the first to lose their pages, the plan is empty only if both are. Each
+    sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
     """
     counts, left = _share(running, bounds.tokens, table.tiers.now_s)
     ledger = _Ledger(table)
-    active, preempt, rows = list(running), [], []
+    active, preempt, rows = [*running, *(each for each in paused if each.pages)], [], []
     at = 0
-    while at < len(active):
+    while at < len(active) and active[at].order in counts:
         sequence = active[at]
         positions = sequence.next_rows(counts[sequence.order]) if counts[sequence.order] else []
         wants = table.wants(sequence, positions)
@@ -428,6 +491,7 @@ def schedule(
             ledger.take(wants)
             rows.append((sequence, positions))
         at += 1
+    active = [each for each in active if each.order in counts]
     admit = [] if preempt else _admit(active, rows, waiting, table, ledger, bounds, left)
     return StepPlan(preempt, admit, rows)
 

@@ -131,6 +131,19 @@ class TokenSequence:
         self.length = len(self.prompt) + len(self.output)
         self.todo = [(0, self.length)]
 
+    def rewrite(self, prompt: Sequence[int]) -> None:
+        """Take another prompt, of any length, before the same output; all positions are to be computed."""
+        assert not self.pages
+        pairs = zip(self.prompt, prompt, strict=False)
+        same = next(
+            (at for at, (a, b) in enumerate(pairs) if a != b), min(len(self.prompt), len(prompt))
+        )
+        self._ids = self._ids[: same // PAGE]
+        self.most += len(prompt) - len(self.prompt)
+        self.prompt = list(prompt)
+        self.length = len(self.prompt) + len(self.output)
+        self.todo = [(0, self.length)]
+
     def missing(self, page: int) -> bool:
         """True if a row of logical page `page` is still to be computed."""
         start, end = page * PAGE, (page + 1) * PAGE

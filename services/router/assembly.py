@@ -64,6 +64,7 @@ from services.router.recent_collections import RecentCollections
 from services.router.responses.answer_sources import AnswerSources
 from services.router.responses.results import ResultWriter
 from services.router.shard_reads import ShardReads
+from services.router.text.intervals import RetrievalMargin
 from services.router.text.pool import TextPool
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.planned_jobs import PlannedJobs
@@ -89,6 +90,7 @@ class Core(NamedTuple):
     reads: ShardReads
     layouts: Layouts
     collections: RecentCollections
+    margin: RetrievalMargin
 
 
 class RouterProcess(NamedTuple):
@@ -131,6 +133,7 @@ async def assemble(
         core.pool,
         config.search_ack,
         core.layouts,
+        core.margin,
     )
     workflows = WorkflowRunner(context, config.partitions)
     core.runner.on_flagged = lambda: workflows.server.step_now(every=True)
@@ -214,6 +217,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         reads,
         Layouts(bus),
         RecentCollections(bus),
+        RetrievalMargin(),
     )
 
 
@@ -261,7 +265,16 @@ def _generation_apis(
     turns = SessionTurns(bus, core.notifications, cards)
     generations = Generations(core.admission, core.runner, core.depths, sources, answers)
     questions = GroundedQuestions(
-        bus, cards, pool, turns, limits, core.depths, core.admission, generations, planned
+        bus,
+        cards,
+        pool,
+        turns,
+        limits,
+        core.depths,
+        core.admission,
+        generations,
+        planned,
+        core.margin,
     )
     grounded = GroundedChats(
         questions, generations, core.runner, core.notifications, sources, answers

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from common.bus import Bus
-from common.errors import NotFound, Unavailable
+from common.errors import InvalidRequest, NotFound, Unavailable
 from common.ids import Family
 from common.registry.models import Models
 from common.types.model_card import ModelCard
@@ -79,6 +79,22 @@ class Cards:
         """Return the cross-encoder's name if there is one, else the default encoder's."""
         names = [name for name, card in (await self.cards()).items() if card.kind == "rerank"]
         return self._rerank or (names[0] if names else await self.embed_default())
+
+    async def cross_encoder(self, name: str = "") -> Spec:
+        """Return a cross-encoder, by default the one that is served; InvalidRequest `no_reranker` if it is none."""
+        specs = await self.specs()
+        served = sorted(spec.name for spec in specs.values() if spec.kind == "rerank")
+        spec = specs.get(name or self._rerank or next(iter(served), ""))
+        if spec is not None and spec.kind == "rerank":
+            return spec
+        there = f"expected one of: {', '.join(served)}" if served else "none is served here"
+        wrong = f"{name!r} is no cross-encoder" if name else "there is no cross-encoder"
+        raise InvalidRequest(
+            f"retrieval.rerank: {wrong}; {there} (SPILLWAY_RERANK_MODEL of router and workers names one). An encoder "
+            "has ranked the passages already",
+            code="no_reranker",
+            param="retrieval.rerank",
+        )
 
     async def generate_default(self) -> str:
         """Return the first generator's name, before one that no worker serves any more.

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from common.wire.search import Document, Hit, StoredDocument
+from common.wire.search import FOLLOWING_BYTES, Document, Hit, StoredDocument
 from services.vector_search.filters import Attributes, Filter, attributes
 from services.vector_search.index.memory import limit_bytes
 from services.vector_search.text_index import TextIndex
@@ -44,9 +44,10 @@ CREATE TABLE IF NOT EXISTS seen (
 """
 _HITS = """
 SELECT c.label, d.id, c.ordinal, c.start, c.stop,
-       CASE WHEN ?1 THEN substr(d.text, c.first_byte + 1, c.bytes) END, CASE WHEN ?2 THEN d.metadata END
+       CASE WHEN ?1 THEN substr(d.text, c.first_byte + 1, c.bytes) END, CASE WHEN ?2 THEN d.metadata END,
+       CASE WHEN ?3 THEN substr(d.text, c.first_byte + c.bytes + 1, ?3) END
 FROM chunk c JOIN document d ON d.number = c.document
-WHERE c.label IN (SELECT value FROM json_each(?3))
+WHERE c.label IN (SELECT value FROM json_each(?4))
 """
 PAGE_BYTES = 2 * 1024 * 1024
 SEEN_MS = 24 * 3600 * 1000
@@ -268,12 +269,18 @@ class Documents:
     # -- reading
 
     def hits(
-        self, labels: Sequence[int], *, with_text: bool, with_metadata: bool
+        self,
+        labels: Sequence[int],
+        *,
+        with_text: bool,
+        with_metadata: bool,
+        following: bool = False,
     ) -> dict[int, Hit]:
         """Return a hit with score 0 for each label that still exists."""
+        more = FOLLOWING_BYTES if following else 0
         with self._readers.one() as reader:
             rows = reader.execute(
-                _HITS, (with_text, with_metadata, _json.encode(list(labels)).decode())
+                _HITS, (with_text, with_metadata, more, _json.encode(list(labels)).decode())
             )
             return {
                 label: Hit(
@@ -284,8 +291,10 @@ class Documents:
                     end=stop,
                     text=None if text is None else text.decode(),
                     metadata=None if metadata is None else msgspec.json.decode(metadata),
+                    # The last character may have been cut.
+                    following=None if after is None else after.decode(errors="ignore"),
                 )
-                for label, identity, ordinal, start, stop, text, metadata in rows
+                for label, identity, ordinal, start, stop, text, metadata, after in rows
             }
 
     def matching(self, condition: Filter) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -13,6 +13,7 @@ from services.vector_search.index.rows import Floats, Ints
 
 _CACHE_BYTES = 32 * 1024 * 1024
 _HIT_BYTES = 300
+_WAYS = 8
 
 
 class HitRows(NamedTuple):
@@ -45,23 +46,23 @@ class HitCache:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._lock = threading.Lock()
-        self._kept: dict[int, HitJson] = {}  # by label, and whether text and metadata are included
+        self._kept: dict[int, HitJson] = {}  # by label, and what is included: see `_how`
         self._bytes = 0
 
     def of(
         self, labels: list[Ints] | Ints, scores: list[Floats] | Floats, work: SearchWork
     ) -> HitRows:
         """Return the hits of the labels found that still exist, per query."""
-        how = 2 * work.with_text + work.with_metadata
+        how = _how(work)
         if work.min_score is not None:
             near = [row >= work.min_score for row in scores]
             labels = [row[good] for row, good in zip(labels, near, strict=True)]
             scores = [row[good] for row, good in zip(scores, near, strict=True)]
         if isinstance(labels, list) or isinstance(scores, list):
-            keys = [(4 * row + how).tolist() for row in labels]
+            keys = [(_WAYS * row + how).tolist() for row in labels]
             near_rows = [row.tolist() for row in scores]
         else:
-            keys, near_rows = (4 * labels + how).tolist(), scores.tolist()
+            keys, near_rows = (_WAYS * labels + how).tolist(), scores.tolist()
         shown = _joined if work.alone else _shown
         try:
             return HitRows(shown(self._kept, keys, near_rows), near_rows, complete=True)
@@ -77,19 +78,22 @@ class HitCache:
 
     def json_of(self, labels: set[int], work: SearchWork) -> dict[int, HitJson]:
         """Return the hit of each label that still exists, without a score."""
-        how = 2 * work.with_text + work.with_metadata
-        found = self._look_up({4 * label + how for label in labels}, work, how)
-        return {key // 4: hit for key, hit in found.items()}
+        how = _how(work)
+        found = self._look_up({_WAYS * label + how for label in labels}, work, how)
+        return {key // _WAYS: hit for key, hit in found.items()}
 
     def _look_up(self, keys: set[int], work: SearchWork, how: int) -> dict[int, HitJson]:
         kept = self._kept
         known = {key: hit for key in keys if (hit := kept.get(key)) is not None}
         if len(known) < len(keys):
-            missing = sorted(key // 4 for key in keys - known.keys())
+            missing = sorted(key // _WAYS for key in keys - known.keys())
             found = self._documents.hits(
-                missing, with_text=work.with_text, with_metadata=work.with_metadata
+                missing,
+                with_text=work.with_text,
+                with_metadata=work.with_metadata,
+                following=work.following,
             )
-            read = {4 * label + how: _around(hit) for label, hit in found.items()}
+            read = {_WAYS * label + how: _around(hit) for label, hit in found.items()}
             known |= read
             self._keep(read)
         return known
@@ -103,6 +107,11 @@ class HitCache:
             while self._bytes > _CACHE_BYTES and self._kept:
                 oldest = next(iter(self._kept))
                 self._bytes -= _size(self._kept.pop(oldest))
+
+
+def _how(work: SearchWork) -> int:
+    """Return which of metadata, text and the text that follows are included, as a number below _WAYS."""
+    return 4 * work.following + 2 * work.with_text + work.with_metadata
 
 
 def _pieces(known: dict[int, HitJson], row: list[int], near: list[float]) -> list[bytes]:
@@ -136,12 +145,14 @@ class _After(msgspec.Struct, gc=False):
     end: int
     text: str | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    following: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def _around(hit: Hit) -> HitJson:
     text = msgspec.UNSET if hit.text is None else hit.text
     metadata = msgspec.UNSET if hit.metadata is None else hit.metadata
-    after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata))
+    following = msgspec.UNSET if hit.following is None else hit.following
+    after = msgspec.json.encode(_After(hit.chunk, hit.start, hit.end, text, metadata, following))
     return HitJson(b',{"id":%b,"score":' % msgspec.json.encode(hit.id), b"," + after[1:])
 
 

@@ -31,6 +31,8 @@ _CHANCE = {
     "cached_tokens": "<tokens>",
     "took_ms": "<milliseconds>",
     "predicted_ms": "<milliseconds>",
+    "start_ms": "<milliseconds>",
+    "end_ms": "<milliseconds>",
 }
 
 

@@ -14,6 +14,14 @@ from engine.decoder.sequence import TokenSequence
 VOCABULARY = 50
 
 
+class Rewrite(NamedTuple):
+    """Another prompt for a sequence before step `at`, and for how many steps it is paused then."""
+
+    at: int
+    pause: int
+    prompt: tuple[int, ...]
+
+
 class Ask(NamedTuple):
     """One sequence to generate: it arrives before step `at` and leaves early before step `leaves` (-1: never)."""
 
@@ -22,6 +30,7 @@ class Ask(NamedTuple):
     new: int
     leaves: int = -1
     scope: str = ""
+    changes: tuple[Rewrite, ...] = ()
 
 
 def extend(slots: list[bytes], tokens: list[int]) -> list[bytes]:
@@ -77,6 +86,9 @@ class Simulation:
         self.ended: list[int] = []
         self.started: list[int] = []
         self.computed = 0
+        # Per sequence, after how many tokens it got which prompt.
+        self.prompts = [[(0, ask.prompt)] for ask in asks]
+        self.resumes: dict[int, int] = {}  # paused sequences, and before which step they go on
 
     def run(self) -> Simulation:
         """Run to the end; AssertionError where an invariant breaks or nothing moves."""
@@ -90,6 +102,8 @@ class Simulation:
                 if ask.leaves == at and ask.at < at and order not in self.ended:
                     self.scheduler.drop([sequence])
                     self.ended.append(order)
+                if ask.at < at and order not in self.ended:
+                    self._change(order, at)
             idle = 0 if self._step() or max(ask.at for ask in self.asks) >= at else idle + 1
             assert idle < 20, "nothing moves"  # pages on their way to the host arrive before that
             at += 1
@@ -98,6 +112,27 @@ class Simulation:
         tiers = self.scheduler.table.tiers
         assert all(pool.used == 0 for pool in [*tiers.device, *tiers.host])
         return self
+
+    def _change(self, order: int, at: int) -> None:
+        """Rewrite and pause a sequence, or let it go on, where that is asked for at this step."""
+        sequence = self.sequences[order]
+        for change in self.asks[order].changes:
+            if change.at == at:
+                self.scheduler.rewrite(sequence, change.prompt)
+                self.slots[order] = []
+                self.prompts[order].append((len(sequence.output), change.prompt))
+                self.scheduler.pause(sequence)
+                self.resumes[order] = at + change.pause
+        if self.resumes.get(order) == at:
+            self.scheduler.unpause(sequence)
+
+    def expected(self, order: int) -> list[int]:
+        """Return what a sequence alone generates that gets the same prompts after as many tokens."""
+        output: list[int] = []
+        while len(output) < self.asks[order].new:
+            prompt = [each for since, each in self.prompts[order] if since <= len(output)][-1]
+            output.append(drawn(extend([], [*prompt, *output])))
+        return output
 
     def _step(self) -> bool:
         parts = self.scheduler.step(now_s=len(self.history) / 8)
@@ -152,6 +187,8 @@ class Simulation:
     def _check_order(self) -> None:
         """First come, first served: who is admitted came before all who wait."""
         running = [sequence.order for sequence in self.scheduler.running]
+        if any(ask.changes for ask in self.asks):
+            return  # one that was paused, and kept its pages, goes on before all who wait
         for order in running:
             if order not in self.started:
                 assert all(other.order > order for other in self.scheduler.waiting)

@@ -20,10 +20,12 @@ from common.ids import Family
 from common.registry.models import Models
 from common.types.generation import SamplingParams
 from common.types.model_card import ModelCard
+from common.wire.control import Applied, Extend
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.message import encode
 from common.wire.registry import WorkerRecord
 from common.wire.results import Delta, Event, GenerateResult, Piece
+from common.wire.retrievals import retrieval_of
 from common.wire.sessions import Turn
 from common.worker.incarnation import incarnation_name
 from common.worker.leases import Lease
@@ -85,6 +87,7 @@ class Scene:
         self.consumer, self.lease, self.work = consumer, lease, work
         self.index = logged
         self.pieces: list[Piece] = []
+        self.applied: list[Applied] = []
         self.stopped = False
 
     def asked(self, index: int = 0) -> str:
@@ -113,6 +116,26 @@ class Scene:
         tokens = written(text)
         await self.say(Piece(at=0, choice=choice, tokens=tokens, text=text, finish=finish))  # type: ignore[arg-type]
 
+    async def extended(self, number: int, *, at: int) -> Extend:
+        """Wait for the extension `number` of the prompt, and log that it takes effect after `at` tokens."""
+        while True:
+            state = await self.consumer.bus.control.state(self.lease.job)
+            found = [each for each in state.extensions if each.number == number]
+            if found:
+                break
+            self.consumer.incarnation.heartbeat.working(60)
+            await asyncio.sleep(0.01)
+        applied = Applied(at, found[0], at=self.index)
+        event = Event(
+            index=self.index,
+            kind="progress",
+            data=encode(Delta(pieces=[], applied=[applied])),
+        )
+        await self.consumer.outbox.emit([self.lease], {self.lease.job: event})
+        self.applied.append(applied)
+        self.index += 1
+        return found[0]
+
     async def end(self) -> None:
         """Finish with the counts of what was said; a turn with the answer and its tokens."""
         if self.stopped:
@@ -136,6 +159,7 @@ class Scene:
                 finish="stop",
                 at_ms=0,
                 shown=work.turn.shown,
+                retrieval=retrieval_of(work.turn.retrieval, self.applied),
                 asked=work.turn.asked,
             )
             part = (turn, work.turn)

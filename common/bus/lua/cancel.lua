@@ -1,6 +1,7 @@
 -- Cancels a job: one that no worker holds is removed, any other is flagged in its record for its worker's next step.
--- KEYS use job log lane journal room      ARGV id class
+-- KEYS use job log lane journal inbox room      ARGV id class
 local k = {use = key(), job = key(), log = key(), lane = key(), journal = key()}
+local inbox = key()
 open_door(k.use)
 local id, class = arg(), arg()
 local f = fields(k.job, 'state', 'lane', 'entry')
@@ -13,4 +14,5 @@ if not holder or holder == RETURNED then
   return 'removed'
 end
 call('HSET', k.job, 'cancelled', 1)
+tell(inbox, id)
 return 'flagged'

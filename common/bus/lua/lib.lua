@@ -75,6 +75,12 @@ local function ring(journal, job, index, event)
   call('PEXPIRE', journal, 60000)
 end
 
+-- Names a job in its family's inbox, which its worker reads: there is a message to the job, or the job was cancelled.
+local function tell(inbox, job)
+  call('XADD', inbox, 'MAXLEN', '~', RINGS, '*', 'j', job)
+  call('PEXPIRE', inbox, 60000)
+end
+
 -- Returns an event that a script makes itself. STATUS maps codes to HTTP statuses; common/bus/scripts.py puts it before
 -- this file. The code of the error for which a job is convicted may be missing in it.
 local function made_event(index, kind, code, message)

@@ -57,6 +57,9 @@ class Choice:
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
         self.lookup: PromptLookup | None = None  # guesses the next tokens, where the engine drafts
+        self.boundary: int | None = (
+            None  # it gets no more than so many tokens, until this is changed
+        )
         self._rules, self._sampling = rules, sampling
         self._alternatives, self._forced, self._grammar = logprobs, forced, grammar
         self._vocabulary = vocabulary
@@ -101,8 +104,9 @@ class Choice:
 
     @property
     def room(self) -> int:
-        """How many tokens the choice may still get."""
-        return self._rules.max_new - len(self._tokens)
+        """How many tokens the choice may still get, up to its end or its boundary."""
+        most = self._rules.max_new
+        return (most if self.boundary is None else min(most, self.boundary)) - len(self._tokens)
 
     def push(self, drawn: SampledToken) -> int | None:
         """Take a drawn token; return it, or None if it is a stop id, which is no part of the output."""

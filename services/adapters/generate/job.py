@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.pages.identity import owner_id, root_id
+from common.wire.control import Applied
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.message import BadMessage, encode
 from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delta
+from common.wire.retrievals import retrieval_of
 from common.wire.sessions import Turn
 from common.worker.leases import Lease
 from common.worker.outbox import SessionPart
@@ -18,14 +21,25 @@ from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import Choice, ChoiceOutput, StopRules
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.sampling.grammar import CompiledGrammar
+from services.adapters.generate.extensions import PromptExtensions
 
 FOLD_EVERY = 512
+
+
+class _Emitting(NamedTuple):
+    """An event that is not acknowledged, what it adds to the log, and whether it folds the log."""
+
+    event: Event
+    pieces: list[Piece]
+    applied: list[Applied]
+    fold: bool
 
 
 class GenerationJob:
     """A job being generated; `incarnation` is the one of the worker that leased it.
 
-    `next_index` is the length of its log as far as it is acknowledged; `pieces` is everything logged so far. It ends
+    `next_index` is the length of its log as far as it is acknowledged; `pieces` is everything logged so far, and
+    `extensions` what became of messages to extend its prompt. It ends
     with `failure` (charged to the job), with `refusal` (another try would not help), or with its result.
     """
 
@@ -37,10 +51,11 @@ class GenerationJob:
         self.waits_since_s: float | None = None  # until the first step that has a part of the job
         self.next_index = 0
         self.pieces: list[Piece] = []
+        self.extensions = PromptExtensions(work.extensions, work.prompts[0] if work.prompts else ())
         self.taken_over = False
         self.refusal: SpillwayError | None = None
         self.ending = False
-        self.emitting: tuple[Event, list[Piece], bool] | None = None
+        self.emitting: _Emitting | None = None
 
     @property
     def choices(self) -> list[Choice]:
@@ -76,41 +91,64 @@ class GenerationJob:
             at = self.next_index
             gained = [(choice.number, choice.take()) for choice in self.choices]
             fresh = [_piece(at, number, output) for number, output in gained if output is not None]
-            if not fresh:
+            applied = self.extensions.take(at)
+            if not fresh and not applied:
                 return None
             fold = (at + 1) % FOLD_EVERY == 0
+            delta = Delta(pieces=fresh, applied=applied)
             try:
-                data = encode(Delta(pieces=self.pieces + fresh if fold else fresh))
+                data = encode(self._folded(delta) if fold else delta)
             except ValueError:  # too long to fold: the log keeps its single events
-                fold, data = False, encode(Delta(pieces=fresh))
-            self.emitting = Event(index=at, kind="progress", data=data), fresh, fold
-        event, _, fold = self.emitting
-        return event, fold
+                fold, data = False, encode(delta)
+            event = Event(index=at, kind="progress", data=data)
+            self.emitting = _Emitting(event, fresh, applied, fold)
+        return self.emitting.event, self.emitting.fold
 
-    def acknowledged(self) -> None:
-        """Note that the event last returned is in the log."""
-        if self.emitting is not None:
-            self.pieces += self.emitting[1]
-            self.next_index += 1
-            self.emitting = None
+    def _folded(self, delta: Delta) -> Delta:
+        return Delta(
+            pieces=self.pieces + delta.pieces, applied=self.extensions.applied + delta.applied
+        )
+
+    def acknowledged(self) -> int:
+        """Note that the event last returned is in the log; return the last extension that the event has, or 0."""
+        if self.emitting is None:
+            return 0
+        _, pieces, applied, _ = self.emitting
+        self.pieces += pieces
+        self.extensions.applied += applied
+        self.next_index += 1
+        self.emitting = None
+        return applied[-1].extension.number if applied else 0
 
     def restore(self, events: Sequence[Event]) -> None:
         """Go on where a log ends; BadMessage or InternalError if the log cannot be understood."""
+        applied: list[Applied] = []
         for event in events:
-            self.pieces += decode_delta(event.data).pieces
+            delta = decode_delta(event.data)
+            self.pieces += delta.pieces
+            applied += delta.applied
             self.next_index = event.index + 1
         self.taken_over = bool(events)
         for choice in self.choices:
             choice.restore(_output(piece) for piece in self.pieces if piece.choice == choice.number)
+        if self.choices:
+            first = self.choices[0]
+            self.extensions.restore(applied, len(first.tokens))
+            first.boundary = self.extensions.boundary
+            if applied:
+                first.sequence.rewrite(self.extensions.logged)
+        for choice in self.choices:
             choice.sequence.resume(choice.tokens)
 
     def result(self) -> GenerateResult:
-        """Return the result of the finished job: the tokens of its prompts and answers."""
-        firsts = self.choices[:: self.work.n]
+        """Return the result of the finished job: the tokens of its prompts, as they were admitted, and answers."""
+        firsts = zip(self.choices[:: self.work.n], self.work.prompts, strict=True)
         return GenerateResult(
             prompt_tokens=sum(len(prompt) for prompt in self.work.prompts),
             completion_tokens=sum(len(choice.tokens) for choice in self.choices),
-            cached_tokens=sum(max(0, choice.sequence.cached) for choice in firsts),
+            cached_tokens=sum(
+                min(max(0, choice.sequence.cached), len(prompt)) for choice, prompt in firsts
+            ),
             version=self.work.turn.version + 1 if self.work.turn is not None else None,
         )
 
@@ -124,7 +162,10 @@ class GenerationJob:
         }
 
     def turn(self, now_ms: int, *, partial: bool = False) -> SessionPart | None:
-        """Return the session's turn: the answer and its tokens, for a partial one as far as they are logged."""
+        """Return the session's turn: the answer and its tokens, for a partial one as far as they are logged.
+
+        Its prompt is the last one: the pages that are there at the end are those of that prompt and the answer.
+        """
         asked, choice = self.work.turn, self.choices[0]
         if asked is None:
             return None
@@ -135,12 +176,12 @@ class GenerationJob:
             messages=asked.messages,
             shown=asked.shown,
             answer="".join(piece.text for piece in self.pieces),
-            prompt=self.work.prompts[0][asked.history :],
+            prompt=self.extensions.logged[asked.history :],
             output=choice.kept[:logged] if partial else choice.kept,
             finish=choice.finish or "cancelled",
             at_ms=now_ms,
             partial=partial,
-            retrieval=asked.retrieval,
+            retrieval=retrieval_of(asked.retrieval, self.extensions.applied),
             asked=asked.asked,
         )
         return turn, asked
@@ -194,6 +235,7 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
             yield "a session's turn has one prompt and one choice"
         elif not 0 <= work.turn.history <= len(work.prompts[0]):
             yield f"history is {work.turn.history}, the prompt has {len(work.prompts[0])} tokens"
+    yield from _rule_problems(work)
     if work.grammar is not None and not executor.grammars:
         yield f"model {executor.name} cannot keep to a grammar here"
     named = [*work.stop_ids, *work.shown, *work.sampling.bias]
@@ -209,6 +251,20 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
             )
         elif not 0 <= min(prompt) <= max(prompt) < shape.vocabulary:
             yield f"prompt {number} has a token outside of 0 to {shape.vocabulary - 1}"
+
+
+def _rule_problems(work: GenerateWork) -> Iterator[str]:
+    """Yield the errors in where a work takes extensions."""
+    rule = work.extensions
+    if rule is None:
+        return
+    if len(work.prompts) != 1 or work.n != 1:
+        yield "a generation that takes extensions has one prompt and one choice"
+    if rule.every < 1 or rule.most < 0:
+        yield (
+            f"extensions are taken every {rule.every} tokens, {rule.most} times: "
+            "expected 1 or more tokens, and 0 or more times"
+        )
 
 
 def build(

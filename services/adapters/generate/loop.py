@@ -7,7 +7,7 @@ runs at most `AHEAD` tokens ahead of the bus' acknowledgements, so when Redis is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -24,6 +24,7 @@ from engine.decoder.executor.step import StepResult
 from engine.decoder.kv.prefix_index import PrefixIndex
 from services.adapters.generate.cache_announcer import CacheAnnouncer
 from services.adapters.generate.cache_invalidation import CacheInvalidation
+from services.adapters.generate.control import GenerationControl
 from services.adapters.generate.intake import Intake
 from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
@@ -66,6 +67,7 @@ class GenerationLoop:
         self.emitter = OutputEmitter(
             worker, self.announcer, metrics, self._jobs, self._leave, self._clock
         )
+        self._control = GenerationControl(worker, engine, self._jobs, metrics, self.emitter.now)
         self._reporter = StepReporter(worker, engine.homes) if engine.homes is not None else None
         self._observed_s = 0.0
         self._room = asyncio.Event()  # there may be room for another lease
@@ -81,6 +83,8 @@ class GenerationLoop:
             asyncio.create_task(self.engine.offload.run(), name="tiers"),
             asyncio.create_task(self.announcer.run(), name="announce"),
             asyncio.create_task(self._invalidation.run(), name="invalidate"),
+            asyncio.create_task(self._control.listen(), name="listen"),
+            asyncio.create_task(self._control.fetch(), name="fetch"),
         ]
         if self._reporter is not None:
             loops.append(asyncio.create_task(self._reporter.run(), name="report"))
@@ -106,20 +110,28 @@ class GenerationLoop:
             task.result()  # a loop that ended by itself has raised
 
     async def _drain(self, drain_s: float) -> None:
-        """Publish that no job is taken any more, give back jobs that have not begun, and wait for the rest."""
+        """Publish that no job is taken any more, and wait for those that generate; give back those that do not."""
         give_up = self._clock.monotonic() + drain_s
         try:
             record = msgspec.structs.replace(self._worker.record, draining=True)
             await self._worker.incarnation.publish(record)
-            fresh = [job for job in self._jobs.values() if not job.started and not job.over]
-            for job in fresh:
-                self._leave(job)
-            await self.emitter.give_back(fresh)
         except BusDown as error:
             _log.warning("drains_without_bus", error=str(error))
+        await self._give_back(lambda job: not job.started)
         while self._jobs and (left := give_up - self._clock.monotonic()) > 0:
             self._room.clear()
+            await self._give_back(lambda job: self._control.waits(job) and job.event() is None)
             await wait(self._room, min(left, _WAIT_S))
+
+    async def _give_back(self, which: Callable[[GenerationJob], bool]) -> None:
+        """Return jobs that are not over to the lane, uncharged."""
+        jobs = [job for job in self._jobs.values() if not job.over and which(job)]
+        for job in jobs:
+            self._leave(job)
+        try:
+            await self.emitter.give_back(jobs)
+        except BusDown as error:
+            _log.warning("drains_without_bus", error=str(error))
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -142,7 +154,8 @@ class GenerationLoop:
         waiting = sum(sequence.rows for sequence in scheduler.waiting)
         if scheduler.short or waiting >= limits.tokens:
             return 0
-        return limits.running - len(scheduler.running) - len(scheduler.waiting)
+        held = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.paused)
+        return limits.running - held
 
     def _add(self, job: GenerationJob) -> None:
         if (old := self._jobs.get(job.id)) is not None:
@@ -150,6 +163,8 @@ class GenerationLoop:
         self._jobs[job.id] = job
         job.waits_since_s = self._clock.monotonic()
         self.engine.add(job.generation)
+        self._control.look(job)
+        self._control.reached(job)
         self.emitter.now()  # for answers that need no computing: forced ones, and those that had ended
 
     # -- computing -------------------------------------------------------------------------------------
@@ -163,10 +178,11 @@ class GenerationLoop:
                 if self.emitter.behind >= AHEAD:
                     await self.emitter.acknowledged(_WAIT_S)
                     continue
+                self._control.apply()
                 parts = self.engine.plan()
                 step = None if parts is None else self.engine.submit(parts)
             if step is not None:
-                if self.emitter.behind + step.tokens < AHEAD:
+                if self.emitter.behind + step.tokens < AHEAD and not self._control.pending:
                     self.engine.submit_ahead()
                 await self._step(step)
             else:
@@ -216,6 +232,7 @@ class GenerationLoop:
             self.emitter.hurry()
             if progress.generation.request.grammar is not None:
                 self._metrics.structured.labels(choice.finish).inc()
+        self._control.reached(self._jobs[job])
 
     def _drop_lost(self) -> None:
         """Drop jobs whose leases were lost with an incarnation: another delivery begins from their logs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.decoder.executor.step import StepResult
 from services.adapters.generate.home_metrics import HomeMetrics
@@ -109,6 +109,11 @@ class EngineMetrics:
         self.waiting = Gauge(
             "spillway_waiting_sequences", "Sequences read that have no pages.", registry=registry
         )
+        self.paused = Gauge(
+            "spillway_paused_sequences",
+            "Sequences that get no tokens: they are paused, or wait for an extension of their prompt.",
+            registry=registry,
+        )
         self.preemptions = Counter(
             "spillway_preemptions",
             "Sequences that lost their pages to earlier ones and are recomputed.",
@@ -122,6 +127,28 @@ class EngineMetrics:
         )
         for finish in ("stop", "length"):
             self.structured.labels(finish)
+        self.extensions = Counter(
+            "spillway_prompt_extensions_total",
+            "Extensions that running generations took, by what became of the prompt.",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in ("changed", "unchanged", "refused"):
+            self.extensions.labels(outcome)
+        self.extension_tokens = Counter(
+            "spillway_prompt_extension_tokens_total",
+            "Tokens of generations whose prompt was extended, by whether they are computed again.",
+            ("how",),
+            registry=registry,
+        )
+        for how in ("computed", "kept"):
+            self.extension_tokens.labels(how)
+        self.extension_wait = Histogram(
+            "spillway_prompt_extension_wait_seconds",
+            "Seconds that a generation waited at a boundary for the extension of its prompt.",
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            registry=registry,
+        )
         self._guessed = Counter(
             "spillway_guessed_tokens_total",
             "Tokens that were guessed from the sequence and computed ahead, by whether the model drew them.",
@@ -159,6 +186,7 @@ class EngineMetrics:
                 self._pages.labels(tier, state).set(count)
         self.running.set(len(scheduler.running))
         self.waiting.set(len(scheduler.waiting))
+        self.paused.set(len(scheduler.paused))
         self.unacknowledged.set(unacknowledged)
         self.preemptions.inc(scheduler.preemptions - self._preempted)
         self._preempted = scheduler.preemptions

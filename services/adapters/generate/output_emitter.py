@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -165,8 +166,11 @@ class OutputEmitter:
                 events[lease.job] = found[0]
         stopped = await self._worker.outbox.emit(leases, events, fold=fold, partial=partial_turn)
         for job in events:
-            if job not in stopped:
-                jobs[job].acknowledged()
+            if job not in stopped and (number := jobs[job].acknowledged()):
+                with contextlib.suppress(
+                    BusDown, BusFull
+                ):  # a later extension drops the message, too
+                    await self._worker.bus.control.taken(job, number)
         return stopped
 
     def _lease(self, job: GenerationJob) -> Lease | None:

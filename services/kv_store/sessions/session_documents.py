@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest, TooLarge
+from common.wire.retrievals import RetrievalRecord
 from common.wire.sessions import SessionRecord, Turn
 
 FORMAT = "spillway.session/1"
@@ -57,12 +58,16 @@ class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class RetrievalDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The passages that a grounded answer rests on, as its response listed them; see `passages.shown`."""
+    """The passages that a grounded answer rests on, as its response listed them; see `passages.shown`.
+
+    `retrievals` tell when which of them were in the prompt, where they were replaced while the answer was written.
+    """
 
     collection: str
     found: Count
     passages: list[PassageDocument]
     extractive: bool = False
+    retrievals: list[RetrievalRecord] = []
 
 
 class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

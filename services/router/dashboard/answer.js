@@ -82,7 +82,7 @@ export class Answer {
     if (request) this.meta.append(facts.length ? " · " : "", h("a", { href: timelineOf(request) }, "timeline"));
   }
 
-  #rests({ collection, found, passages }) {
+  #rests({ collection, found, passages, rewrite }) {
     this.shown = new Map();
     const items = passages.map((passage) => {
       const item = passageOf(passage, `${this.name}-passage-${passage.index}`);
@@ -91,6 +91,7 @@ export class Answer {
     });
     this.passages.replaceChildren(
       h("p", { class: "rests" }, found ? `${many(passages.length, "passage")} from ${collection}` : `No passage found in ${collection}`),
+      rewrite ? h("p", { class: "hint" }, `searched for: ${rewrite.query}`) : "",
       ...items,
     );
     this.note(found ? "reading the passages…" : "");

@@ -19,6 +19,7 @@ export class Chat {
 
   constructor() {
     this.collection = h("select", { id: "chat-collection" });
+    this.rewrite = h("input", { id: "chat-rewrite", type: "checkbox" });
     this.model = h("select", { id: "chat-model", onchange: () => this.#choose(this.chosen === NONE ? NONE : NEW) });
     this.models = h("div", { class: "field", hidden: true }, h("label", { for: "chat-model" }, "Model"), this.model);
     this.session = h("select", { id: "chat-session", onchange: () => this.#choose(this.session.value) });
@@ -38,6 +39,7 @@ export class Chat {
         "div",
         { class: "choices" },
         h("div", { class: "field" }, h("label", { for: "chat-collection" }, "Grounded in"), this.collection),
+        h("div", { class: "field" }, h("label", { for: "chat-rewrite" }, "Rewrite follow-ups"), this.rewrite),
         this.models,
         h("div", { class: "field" }, h("label", { for: "chat-session" }, "Session"), this.session),
         this.fresh,
@@ -175,7 +177,7 @@ export class Chat {
 
   async #body(message) {
     const body = { messages: [message] };
-    if (this.collection.value) body.retrieval = { collection: this.collection.value, k: PASSAGES, include_passages: true };
+    if (this.collection.value) body.retrieval = { collection: this.collection.value, k: PASSAGES, include_passages: true, rewrite: this.rewrite.checked };
     const model = this.model.value || undefined;
     if (this.chosen === NONE) return { ...body, model, messages: [...this.messages, message] };
     if (this.chosen === NEW) {

@@ -5,9 +5,12 @@ import { many, seconds } from "./format.js";
 
 const STAGES = {
   request: "Request",
+  rewrite: "Rewrite the question",
   embed: "Embed the text",
   part: "Embed",
   search: "Search",
+  rerank: "Rerank",
+  quotes: "Embed sentences",
   known: "Look up documents",
   generate: "Generate",
 };

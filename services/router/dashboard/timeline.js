@@ -5,6 +5,7 @@ import { h, table, text } from "./dom.js";
 import { ago } from "./format.js";
 import { Gantt, stageName } from "./gantt.js";
 import { recent, timelineOf } from "./recent.js";
+import { StageChart } from "./stages.js";
 
 const AGAIN_MS = 700;
 const WHAT = {
@@ -22,6 +23,7 @@ export class Timeline {
   constructor() {
     this.input = h("input", { id: "timeline-id", placeholder: "x-request-id of an answer, or an Idempotency-Key", autocomplete: "off", spellcheck: "false" });
     this.failed = h("p", { class: "error", role: "alert", hidden: true });
+    this.stages = new StageChart();
     this.gantt = new Gantt();
     const { element, body, cells } = table("Events", ["After", "Job", "Event", "Worker or lane"]);
     this.events = body;
@@ -35,6 +37,7 @@ export class Timeline {
       h("h1", { class: "unseen" }, "Timeline"),
       h("form", { class: "ask", onsubmit: (event) => this.#go(event) }, h("label", { for: "timeline-id", class: "unseen" }, "Request id"), this.input, h("button", { class: "primary", type: "submit" }, "Show")),
       this.failed,
+      this.stages.element,
       this.gantt.element,
       this.tabled,
       this.before,
@@ -48,7 +51,7 @@ export class Timeline {
     this.input.value = id;
     this.#recent();
     if (id) return this.#look();
-    this.gantt.element.hidden = this.tabled.hidden = true;
+    this.#clear();
     this.#complain("");
     this.input.focus({ preventScroll: true });
     return undefined;
@@ -77,15 +80,20 @@ export class Timeline {
       const { body } = await ask(`/v1/requests/${segment(id)}/timeline`);
       if (id !== this.id) return;
       this.#complain("");
+      this.stages.set(body.stages ?? []);
       this.gantt.set(body);
       this.#tell(body.jobs);
       const runs = body.jobs.some((job) => ["queued", "running"].includes(job.state));
       if (runs) this.timer = setTimeout(() => this.#look(), AGAIN_MS);
     } catch (error) {
       if (id !== this.id) return;
-      this.gantt.element.hidden = this.tabled.hidden = true;
+      this.#clear();
       this.#complain(error.message);
     }
+  }
+
+  #clear() {
+    this.stages.element.hidden = this.gantt.element.hidden = this.tabled.hidden = true;
   }
 
   #tell(jobs) {

@@ -13,6 +13,7 @@ from aiohttp import web
 from common import tracing
 from common.clock import Clock
 from common.errors import InvalidRequest, SpillwayError, Unavailable
+from common.wire.control import Applied
 from common.wire.results import Event, GenerateResult, Piece
 from common.wire.workflows import ResponseOptions
 from services.router import metrics
@@ -23,7 +24,12 @@ from services.router.http.event_stream import copy, end, event_stream, last_even
 from services.router.http.receiver import BEGAN_S, MODEL, REQUEST_ID
 from services.router.http.replies import reply
 from services.router.responses.answer_format import AnswerFormat, Position
-from services.router.responses.answer_sources import AnswerSource, AnswerSources, SourceLookup
+from services.router.responses.answer_sources import (
+    AnswerEvent,
+    AnswerSource,
+    AnswerSources,
+    SourceLookup,
+)
 from services.router.responses.model_response import ModelResponse, error_event
 from services.router.responses.outcomes import error_of, result_of
 
@@ -169,17 +175,27 @@ class AnswerWriter:
                 for head in form.heads():
                     yield head
             outcome: Event | None = None
+            extensions: list[bytes] = []  # a reader has those before the last piece that it has
             pieces = self._sources.pieces(source, answer.caller.deadline_ms)
             async with contextlib.aclosing(pieces):
                 async for item in pieces:
                     if isinstance(item, Event):
                         outcome = item
                         break
+                    if isinstance(item, Applied):
+                        if (told := form.extended(item)) is not None:
+                            extensions.append(told)
+                        continue
                     latency.note(item)
                     chunk = form.chunk(item)
-                    if chunk is not None and (item.at, item.choice) > (answer.position or (-1, -1)):
-                        yield chunk
+                    if (item.at, item.choice) > (answer.position or (-1, -1)):
+                        for frame in (*extensions, chunk):
+                            if frame is not None:
+                                yield frame
+                    extensions.clear()
             assert outcome is not None
+            for frame in extensions:
+                yield frame
             result = await self._ended(answer, outcome, latency)
             for frame in form.tail(result):
                 yield frame
@@ -209,7 +225,7 @@ class AnswerWriter:
 
 
 async def _taken(
-    pieces: AsyncGenerator[Piece | Event, None],
+    pieces: AsyncGenerator[AnswerEvent, None],
     form: AnswerFormat | ModelResponse,
     latency: TokenLatency | None = None,
 ) -> Event:
@@ -218,6 +234,9 @@ async def _taken(
         async for item in pieces:
             if isinstance(item, Event):
                 return item
+            if isinstance(item, Applied):
+                form.extended(item)
+                continue
             if latency is not None:
                 latency.note(item)
             form.take(item)
@@ -242,7 +261,7 @@ def _form(
     """Return the format of the answer to a request."""
     if options.kind == "response":
         return ModelResponse(request, options)
-    return AnswerFormat(request, options, source.extension)
+    return AnswerFormat(request, options, source.rests)
 
 
 def _error_frame(error: SpillwayError, options: ResponseOptions) -> bytes:

@@ -1,14 +1,16 @@
-"""Grounded chats: a chat that asks for retrieval becomes one request of three jobs, or is refused before any job."""
+"""Grounded chats: a chat that asks for retrieval becomes one request of a few jobs, or is refused before any job."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from common.bus import Bus, Notifications
 from common.bus.events import Subscription
+from common.cost.linear import LinearCost
 from common.errors import InvalidRequest
 from common.ids import Family, family_of
 from common.registry.collections import Collections
@@ -38,7 +40,9 @@ from services.router.responses.outcomes import error_of
 from services.router.text.chats import marks_of
 from services.router.text.collections import depth_of
 from services.router.text.grounded import GroundedQuestion, question_of
+from services.router.text.intervals import WINDOW, RetrievalMargin, smallest_interval
 from services.router.text.pool import TextPool
+from services.router.text.requests import choose
 from services.router.text.tokens import Spec
 from services.router.workflows.embed import checked_encoder
 from services.router.workflows.planned_jobs import PlannedJobs
@@ -118,17 +122,19 @@ class GroundedQuestions:
         admission: AdmissionController,
         generations: Generations,
         planned: PlannedJobs,
+        margin: RetrievalMargin,
     ) -> None:
         self._bus, self._cards, self._pool, self._turns = bus, cards, pool, turns
         self._limits, self._depths, self._admission = limits, depths, admission
         self._generations, self._planned = generations, planned
-        self._collections = Collections(bus)
+        self._collections, self._margin = Collections(bus), margin
 
     async def spec(self, caller: RequestContext, chat: ChatRequest) -> JobSpec:
         """Return the request that answers a chat from a collection.
 
         Refused are: an unknown collection, one without an encoder, another encoder than the one served, a conversation
-        too long for the model, a model without workers, and a search that no shard could finish in time.
+        too long for the model, a model without workers or with its own place for passages where another one is asked
+        for, and a search that no shard could finish in time.
         """
         retrieval = chat.retrieval
         assert retrieval is not None, "a chat without retrieval is one job"
@@ -136,6 +142,14 @@ class GroundedQuestions:
         specs = await self._cards.specs()
         encoder = checked_encoder(record, specs)
         generator = await self._served_generator(caller, chat, encoder)
+        chat = await self._with_models(caller, chat)
+        retrieval = chat.retrieval
+        assert retrieval is not None
+        _check_place(retrieval, specs[chat.model])
+        if retrieval.interval == "auto":
+            interval = await self._interval(caller, record, generator, encoder)
+            retrieval = msgspec.structs.replace(retrieval, interval=interval)
+            chat = msgspec.structs.replace(chat, retrieval=retrieval)
         question = await self._question(caller, chat, specs[chat.model], encoder, record)
         family = self._bus.writes.search_family(record.id)
         options = ResponseOptions(
@@ -158,13 +172,58 @@ class GroundedQuestions:
         plan = GroundPlan(
             collection=record,
             search=_search(retrieval, question),
+            asked=question.texts if retrieval.rewrite or retrieval.rerank else [],
+            rewriting=question.rewriting.parcel if question.rewriting else None,
             parcel=(bounds.parcel_items, bounds.parcel_tokens),
             queries=queries,
             chat=chat,
             options=options,
         )
-        tokens += sum(map(len, question.tokens))
+        tokens += await self._charge(caller, retrieval, question, record)
         return self._planned.spec(caller.tenant, "chat", plan, options, tokens)
+
+    async def _with_models(self, caller: RequestContext, chat: ChatRequest) -> ChatRequest:
+        """Return a chat whose retrieval names the models of its stages; those that are not served are refused."""
+        retrieval = chat.retrieval
+        assert retrieval is not None
+        rewrite, rerank = retrieval.rewrite, retrieval.rerank
+        if rewrite is not None:
+            specs = await self._cards.specs()
+            spec = choose(specs, rewrite.model or chat.model, "", ("generate",))
+            rewrite = msgspec.structs.replace(rewrite, model=spec.name)
+        if rerank is not None:
+            spec = await self._cards.cross_encoder(rerank.model)
+            rerank = msgspec.structs.replace(rerank, model=spec.name)
+        for stage in (rewrite, rerank):
+            if stage is None:
+                continue
+            if not await self._served(await self._cards.family(stage.model, caller.tenant)):
+                raise refusal("no_worker", 2.0)
+        retrieval = msgspec.structs.replace(retrieval, rewrite=rewrite, rerank=rerank)
+        return msgspec.structs.replace(chat, retrieval=retrieval)
+
+    async def _charge(
+        self,
+        caller: RequestContext,
+        retrieval: RetrievalOptions,
+        question: GroundedQuestion,
+        record: CollectionRecord,
+    ) -> int:
+        """Return the tokens of the stages before the generation; of passages to be scored, the most they may have.
+
+        Unprocessable `exceeds_depth` if even an empty lane could not hold the rewriting.
+        """
+        tokens = sum(map(len, question.tokens))
+        if retrieval.rewrite is not None and question.rewriting is not None:
+            model = retrieval.rewrite.model
+            family = await self._cards.family(model, caller.tenant)
+            options = ResponseOptions(kind="chat", model=model)
+            tokens += self._generations.spec(family, question.rewriting, options).charge_tokens
+        if retrieval.rerank is not None:
+            longest = (await self._cards.card(retrieval.rerank.model)).max_tokens
+            pair = len(question.tokens[-1]) + record.chunking.max_tokens
+            tokens += retrieval.rerank.candidates * min(longest, pair)
+        return tokens
 
     async def _collection(self, tenant: str, name: str) -> CollectionRecord:
         record = await self._collections.get(tenant, name)
@@ -192,6 +251,21 @@ class GroundedQuestions:
                 raise refusal("no_worker", 2.0)
         return family
 
+    async def _interval(
+        self, caller: RequestContext, record: CollectionRecord, generator: Family, encoder: Spec
+    ) -> int:
+        """Return the smallest interval in which a search is predicted to end, by the costs that workers publish."""
+        embeds = await self._cost(await self._cards.family(encoder.name, caller.tenant))
+        searches = await self._cost(self._bus.writes.search_family(record.id))
+        retrieval_s = embeds.seconds(1, WINDOW) + searches.seconds(1, 0) + self._margin.value_s
+        return smallest_interval(retrieval_s, (await self._cost(generator)).beta_s)
+
+    async def _cost(self, family: Family) -> LinearCost:
+        """Return the cost of the fastest worker of a family."""
+        records = (await self._bus.workers.records(family)).values()
+        costs = [LinearCost(r.beta_s, r.alpha_items_s, r.alpha_tokens_s) for r in records]
+        return min(costs, key=lambda cost: cost.seconds(1, WINDOW), default=LinearCost(0, 0, 0))
+
     async def _served(self, family: Family) -> bool:
         """Return whether a worker of a family lives, one that has just started included."""
         if await self._bus.workers.living(family):
@@ -209,25 +283,39 @@ class GroundedQuestions:
     ) -> GroundedQuestion:
         past = await self._turns.history(chat.session, caller.tenant) if chat.session else None
         earlier = await self._turns.earlier(chat.session) if chat.session else []
+        options = chat.retrieval.rewrite if chat.retrieval is not None else None
+        rewriter = (await self._cards.specs())[options.model] if options is not None else None
         return await self._pool.run(
-            partial(question_of, chat, spec, past, encoder, record.query_prompt, earlier)
+            partial(question_of, chat, spec, past, encoder, record.query_prompt, earlier, rewriter)
+        )
+
+
+def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
+    """Refuse a place of passages that a model's own template does not have."""
+    if retrieval.place != "before" and spec.grounding_template:
+        raise InvalidRequest(
+            f"retrieval.place: {spec.name} has a template of its own; leave it out",
+            code="unsupported",
+            param="retrieval.place",
         )
 
 
 def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRequest:
     mode = retrieval.mode
+    k = retrieval.k if retrieval.rerank is None else retrieval.rerank.candidates
     return SearchRequest(
         many=True,
         count=len(question.tokens),
         tokens=[] if mode == "text" else question.tokens,
         vectors=b"",
-        k=retrieval.k,
+        k=k,
         filter=retrieval.filter,
         min_score=retrieval.min_score,
         include_text=True,
         include_metadata=True,  # says where pages start
         mode=mode,
         texts=[] if mode == "vector" else question.texts,
-        depth=depth_of(mode, retrieval.k, retrieval.mmr),
+        depth=depth_of(mode, k, retrieval.mmr),
         mmr=retrieval.mmr,
+        effort=retrieval.effort,
     )

@@ -2,6 +2,7 @@
 
 A workflow keeps no list of its jobs: their ids are functions of request, family, stage and index, so the timeline looks
 for them in every family where they can be. A re-embedding, which pages through a collection, is shown without its jobs.
+Of a grounded answer the stages are told as well, as the router that ran them saw them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from services.router.http.receiver import TENANT
 from services.router.http.records import TenantRecords
 from services.router.http.replies import reply_json
 from services.router.responses.outcomes import error_of
-from services.router.workflows.progress import GENERATE_STAGE
+from services.router.workflows.progress import GENERATE_STAGE, latest_grounded_progress
+from services.router.workflows.retrieve import RERANK_STAGE, REWRITE_STAGE
 
 MOST_JOBS = 32
 MOST_FAMILIES = 256
 _AT_ONCE = 64
 # The stages that each kind of worker runs.
-_ENCODED, _SEARCHED, _GENERATED = ("embed", "part"), ("search", "known"), (GENERATE_STAGE,)
+_ENCODED, _SEARCHED = ("embed", "part", "quotes", RERANK_STAGE), ("search", "known")
+_GENERATED = (REWRITE_STAGE, GENERATE_STAGE)
 
 
 class Stage(NamedTuple):
@@ -58,7 +61,11 @@ class TimelineApi:
         stages.sort(key=lambda stage: (stage.state.created_ms, stage.name != "request"))
         jobs = [await self._shown(stage) for stage in stages]
         now_s = self._bus.clock.now_ms() / 1000
-        body = {"id": name, "object": "timeline", "now": now_s, "jobs": jobs}
+        body: dict[str, Any] = {"id": name, "object": "timeline", "now": now_s, "jobs": jobs}
+        if family_of(name).name == "request":
+            progress = latest_grounded_progress(await self._bus.jobs.log(name))
+            if progress is not None and "stages" in progress.retrieval:
+                body["stages"] = progress.retrieval["stages"]
         return reply_json(body, headers={"Cache-Control": "no-store"})
 
     async def _children(self, tenant: str, request: str) -> list[Stage]:

@@ -6,7 +6,6 @@ Both are made of the same pieces, so a whole answer equals its stream.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +13,9 @@ from msgspec import Struct
 
 from common.ids import time_of
 from common.types.generation import Logprob
+from common.wire.control import Applied
 from common.wire.results import GenerateResult, Piece
+from common.wire.retrievals import RetrievalHistory
 from common.wire.workflows import AnswerMarks, ResponseOptions
 from services.router.responses.tool_calls import (
     THINK,
@@ -25,18 +26,12 @@ from services.router.responses.tool_calls import (
     ToolCall,
     ToolCallParser,
 )
+from services.router.text.passages import Passage, cited
 
 # JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
 _IMPOSSIBLE = -9999.0
 DONE = b"data: [DONE]\n\n"
 Position = tuple[int, int]
-
-
-class Extension(Struct, frozen=True):
-    """The fields a grounded answer adds: `retrieval` to the first chunk, `citations` of the whole text to the last."""
-
-    retrieval: dict[str, Any]
-    citations: Callable[[str], list[dict[str, Any]]]
 
 
 class ChoiceText(Struct):
@@ -57,9 +52,10 @@ class AnswerFormat:
     """The answer to one request, built of its pieces, each taken once and in order (`take`)."""
 
     def __init__(
-        self, request: str, options: ResponseOptions, extension: Extension | None = None
+        self, request: str, options: ResponseOptions, rests: RetrievalHistory | None = None
     ) -> None:
-        self.options, self.extension = options, extension
+        """`rests` is what a grounded answer rests on."""
+        self.options, self.rests = options, rests
         self.chat = options.kind == "chat"
         self.said = [ChoiceText(logprobs=[], calls=[]) for _ in range(options.choices)]
         self._readers = [reader_of(options.marks) for _ in self.said]
@@ -110,9 +106,17 @@ class AnswerFormat:
                 choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
             else:
                 return []
-            first = {"retrieval": self.extension.retrieval} if self.extension and not index else {}
+            first = {"retrieval": self.rests.shown} if self.rests and not index else {}
             frames.append(self._frame([choice], **first))
         return frames
+
+    def extended(self, applied: Applied) -> bytes | None:
+        """Take an extension of the prompt and return the chunk that tells of its passages, if it is one of those."""
+        told = self.rests.take(applied) if self.rests is not None else None
+        if told is None:
+            return None
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        return self._frame([choice], retrieval=told)
 
     def chunk(self, piece: Piece) -> bytes | None:
         """Take a piece and return its chunk with its id; None if it has nothing to show yet."""
@@ -126,8 +130,8 @@ class AnswerFormat:
         choice: dict[str, Any] = {"index": piece.choice}
         if self.chat:
             delta = self._delta(piece.choice, said)
-            if piece.finish and self.extension is not None:
-                delta["citations"] = self.extension.citations(said.text)
+            if piece.finish and self.rests is not None:
+                delta["citations"] = _citations(self.rests, said.text)
             choice["delta"] = delta
         else:
             choice["text"] = piece.text
@@ -180,8 +184,8 @@ class AnswerFormat:
         """Return the whole answer as JSON, from all pieces taken."""
         choices = [self._choice(index, said) for index, said in enumerate(self.said)]
         body = {**self._head, "choices": choices, "usage": usage(result), **self._session(result)}
-        if self.extension is not None:
-            body["retrieval"] = self.extension.retrieval
+        if self.rests is not None:
+            body["retrieval"] = self.rests.shown
         return msgspec.json.encode(body)
 
     def _choice(self, index: int, said: ChoiceText) -> dict[str, Any]:
@@ -195,8 +199,8 @@ class AnswerFormat:
                 message["tool_calls"] = [
                     self._call(index, at, call) for at, call in enumerate(said.calls)
                 ]
-            if self.extension is not None:
-                message["citations"] = self.extension.citations(said.text)
+            if self.rests is not None:
+                message["citations"] = _citations(self.rests, said.text)
             choice["message"] = message
         else:
             choice["text"] = self.echoed(index) + said.text
@@ -227,6 +231,11 @@ class AnswerFormat:
             "top_logprobs": [{_text(t): _finite(t.logprob) for t in one.top} for one, _ in fresh],
             "text_offset": [offset for _, offset in fresh],
         }
+
+
+def _citations(rests: RetrievalHistory, answer: str) -> list[dict[str, Any]]:
+    passages = msgspec.convert(rests.shown["passages"], list[Passage])
+    return [msgspec.to_builtins(one) for one in cited(answer, passages)]
 
 
 def reader_of(marks: AnswerMarks | None) -> AnswerReader | None:

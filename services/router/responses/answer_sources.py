@@ -6,20 +6,19 @@ A plain generation is its own generate job; a grounded request names its generat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import NamedTuple
-
-import msgspec
 
 from common.bus import Bus, Notifications
 from common.bus.events import Subscription
 from common.errors import DeadlineExceeded, NotFound
-from common.wire.results import Event, Piece, decode_delta, error_event
+from common.wire.control import Applied
+from common.wire.results import Delta, Event, Piece, decode_delta, error_event
+from common.wire.retrievals import RetrievalHistory
 from common.wire.workflows import ResponseOptions, decode_options
 from services.router.cards import Cards
-from services.router.responses.answer_format import Extension
 from services.router.responses.outcomes import error_of
-from services.router.text.passages import Passage, cited
 from services.router.workflows.progress import (
     GroundedProgress,
     await_grounded_progress,
@@ -32,14 +31,17 @@ _SEVERAL_JOBS = "request~"
 
 
 class AnswerSource(NamedTuple):
-    """A generate job, the subscription made before the job was admitted, and the fields a grounded answer adds."""
+    """A generate job, the subscription made before the job was admitted, and what a grounded answer rests on."""
 
     job: str
     subscription: Subscription | None = None
-    extension: Extension | None = None
+    rests: RetrievalHistory | None = None
 
 
 SourceLookup = Callable[[], Awaitable[AnswerSource]]
+
+
+AnswerEvent = Piece | Applied | Event
 
 
 async def follow(
@@ -47,25 +49,52 @@ async def follow(
     job: str,
     deadline_ms: int,
     subscription: Subscription | None = None,
-) -> AsyncGenerator[Piece | Event, None]:
+) -> AsyncGenerator[AnswerEvent, None]:
     """Yield every piece of a generate job once, in rising order of (at, choice), then the job's outcome.
 
-    Pieces of a folded log are compared with those seen. If the deadline passes first, the outcome is an "expired" event
-    made here. A `subscription` that was there before the job was admitted spares the first look at the log.
+    An extension of the prompt comes before the piece whose tokens follow it. Pieces of a folded log are compared with
+    those seen. If the deadline passes first, the outcome is an "expired" event made here. A `subscription` that was
+    there before the job was admitted spares the first look at the log.
     """
-    seen = (-1, -1)
+    order = _Order()
     events = notifications.events(job, 0, deadline_ms, subscription, look_s=LOOK_S)
     async with contextlib.aclosing(events):
         async for event in events:
             if event.ends:
+                for applied in order.rest():
+                    yield applied
                 yield event
                 return
-            for piece in decode_delta(event.data).pieces:
-                if (piece.at, piece.choice) > seen:
-                    seen = (piece.at, piece.choice)
-                    yield piece
+            for item in order.taken(decode_delta(event.data)):
+                yield item
     late = DeadlineExceeded("the deadline passed before the answer was complete")
     yield error_event(-1, "expired", late)
+
+
+class _Order:
+    """The order of an answer's pieces and of the extensions of its prompt, each once, as deltas come."""
+
+    def __init__(self) -> None:
+        self._seen, self._extended, self._tokens = (-1, -1), 0, 0
+        self._waiting: deque[Applied] = deque()
+
+    def taken(self, delta: Delta) -> Iterator[Piece | Applied]:
+        for applied in delta.applied:
+            if applied.extension.number > self._extended:
+                self._extended = applied.extension.number
+                self._waiting.append(applied)
+        for piece in delta.pieces:
+            if (piece.at, piece.choice) <= self._seen:
+                continue
+            self._seen = (piece.at, piece.choice)
+            self._tokens += len(piece.tokens)
+            while self._waiting and self._waiting[0].tokens < self._tokens:
+                yield self._waiting.popleft()
+            yield piece
+
+    def rest(self) -> Iterator[Applied]:
+        while self._waiting:
+            yield self._waiting.popleft()
 
 
 def own_job(request: str, subscription: Subscription | None = None) -> SourceLookup:
@@ -104,10 +133,10 @@ class AnswerSources:
     async def generating(self, progress: GroundedProgress) -> AnswerSource:
         """Return the source of a grounded answer whose job is known, and have this router notified of its events."""
         await self._bus.jobs.adopt(progress.job, self._notifications.router)
-        return AnswerSource(progress.job, None, _extension(progress))
+        return AnswerSource(progress.job, None, RetrievalHistory(progress.retrieval))
 
-    def pieces(self, source: AnswerSource, deadline_ms: int) -> AsyncGenerator[Piece | Event, None]:
-        """Yield a source's pieces and its outcome; see `follow`."""
+    def pieces(self, source: AnswerSource, deadline_ms: int) -> AsyncGenerator[AnswerEvent, None]:
+        """Yield a source's pieces and extensions, and its outcome; see `follow`."""
         return follow(self._notifications, source.job, deadline_ms, source.subscription)
 
     async def options(self, request: str) -> ResponseOptions | None:
@@ -123,12 +152,3 @@ class AnswerSources:
         family = request.split("~", maxsplit=1)[0]
         model = next((card.name for card in cards if card.family == family), family)
         return ResponseOptions(kind="chat", model=model, choices=state.items, stream=True)
-
-
-def _extension(progress: GroundedProgress) -> Extension:
-    """Return the fields a grounded answer adds to a chat's: its passages, and the citations of a whole answer."""
-    passages = msgspec.convert(progress.retrieval["passages"], list[Passage])
-    return Extension(
-        retrieval=progress.retrieval,
-        citations=lambda answer: [msgspec.to_builtins(one) for one in cited(answer, passages)],
-    )

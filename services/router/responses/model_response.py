@@ -14,6 +14,7 @@ from msgspec import Struct
 from common.errors import SpillwayError
 from common.ids import time_of
 from common.types.generation import Logprob
+from common.wire.control import Applied
 from common.wire.results import GenerateResult, Piece
 from common.wire.sessions import Turn
 from common.wire.workflows import AnswerMarks, ResponseOptions
@@ -186,6 +187,9 @@ class ModelResponse:
         if not events:
             return None
         return b"".join([*events[:-1], b"id: %d.%d\n" % (piece.at, piece.choice), events[-1]])
+
+    def extended(self, _: Applied) -> None:
+        """Ignore an extension of the prompt: a response tells of no passages."""
 
     def tail(self, result: GenerateResult) -> list[bytes]:
         """Return the events after the last token; the last one holds the whole response."""

@@ -21,6 +21,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 T = TypeVar("T")
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+SearchEffort = Annotated[int, Meta(ge=1, le=10_000)] | Literal["exact"]
 TtlSeconds = Annotated[int, Meta(ge=1, le=10 * 366 * 24 * 3600)]
 
 
@@ -136,7 +137,7 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     min_score: float | None = None
     include_text: bool = True
     include_metadata: bool = True
-    effort: Annotated[int, Meta(ge=1, le=10_000)] | Literal["exact"] | None = None
+    effort: SearchEffort | None = None
     time_budget_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
     ef: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     exact: bool = False

@@ -11,11 +11,22 @@ from msgspec import Struct
 
 from common.errors import InvalidRequest
 from common.wire.sessions import SessionTurn
-from common.wire.workflows import AnswerMarks, ChatRequest, RetrievalOptions, ToolFormat
+from common.wire.workflows import (
+    AnswerMarks,
+    ChatRequest,
+    RerankOptions,
+    RetrievalOptions,
+    RewriteOptions,
+    ToolFormat,
+)
 from services.router.responses.tool_calls import THINK
 from services.router.text.bodies import decode
 from services.router.text.generation_bodies import (
+    DEFAULT_CANDIDATES,
     ChatBody,
+    RerankOptionsBody,
+    RetrievalBody,
+    RewriteBody,
     binds,
     check_bound,
     check_chat,
@@ -170,10 +181,35 @@ def _tool_format(spec: Spec, wish: ToolWish | None) -> ToolFormat | None:
 
 
 def _retrieval(body: ChatBody) -> RetrievalOptions | None:
-    if body.retrieval is None:
+    asked = body.retrieval
+    if asked is None:
         return None
-    given = msgspec.structs.asdict(body.retrieval)
-    return RetrievalOptions(**{**given, "mode": body.retrieval.mode or "vector"})
+    given = {
+        name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None
+    }
+    stages = {"rewrite": _rewrite(asked), "rerank": _rerank(asked)}
+    return RetrievalOptions(**{**given, **stages})
+
+
+def _rewrite(asked: RetrievalBody) -> RewriteOptions | None:
+    if not asked.rewrite:
+        return None
+    given = RewriteBody() if asked.rewrite is True else asked.rewrite
+    return RewriteOptions(given.model or "", given.max_tokens)
+
+
+def _rerank(asked: RetrievalBody) -> RerankOptions | None:
+    if not asked.rerank:
+        return None
+    given = RerankOptionsBody() if asked.rerank is True else asked.rerank
+    candidates = given.candidates or max(DEFAULT_CANDIDATES, asked.k)
+    if candidates < asked.k:
+        raise InvalidRequest(
+            f"retrieval.rerank.candidates is {candidates}: expected at least k, {asked.k}",
+            code="invalid_value",
+            param="retrieval.rerank.candidates",
+        )
+    return RerankOptions(given.model or "", candidates)
 
 
 def template_of(spec: Spec, tools: Tools = ()) -> Template:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from common.errors import InvalidRequest
 from common.wire.search import Diversity, Mode
-from services.router.text.bodies import ModelName, Name, check_json
+from services.router.text.bodies import ModelName, Name, SearchEffort, check_json
+from services.router.text.intervals import LEAST, MOST
 from services.router.text.response_format import ResponseFormat
 from services.router.text.tools import (
     MAX_TOOLS,
@@ -26,6 +27,8 @@ MAX_STOP_CHARACTERS = 256
 MAX_BIAS = 1024
 DEFAULT_K = 5
 MAX_K = 100
+MAX_REWRITE_TOKENS = 512
+DEFAULT_CANDIDATES = 16
 
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -59,6 +62,20 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
+class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`retrieval.rewrite`: who rewrites a follow-up question, by default the chat's model, and how long it may be."""
+
+    model: ModelName | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_REWRITE_TOKENS)] = 64
+
+
+class RerankOptionsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`retrieval.rerank`: the cross-encoder, and how many hits it scores: 16, or k if that is more."""
+
+    model: ModelName | None = None
+    candidates: Annotated[int, Meta(ge=1, le=MAX_K)] | None = None
+
+
 class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
 
@@ -69,6 +86,14 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     include_passages: bool = False
     mode: Mode | None = None
     mmr: Diversity | None = None
+    rewrite: bool | RewriteBody | None = None
+    rerank: bool | RerankOptionsBody | None = None
+    effort: SearchEffort | None = None
+    interval: Annotated[int, Meta(ge=LEAST, le=MOST)] | Literal["auto"] | None = None
+    stale: bool | None = None
+    late: Literal["wait", "keep"] | None = None
+    shift: Annotated[int, Meta(ge=0, le=MOST)] | None = None
+    place: Literal["before", "after"] | None = None
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):
@@ -192,8 +217,8 @@ def check_chat(body: ChatBody) -> None:
             param="top_logprobs",
         )
     check_binding(body)
-    if body.retrieval is not None and body.retrieval.filter is not None:
-        check_json(body.retrieval.filter, "retrieval.filter")
+    if body.retrieval is not None:
+        _check_retrieval(body.retrieval)
     if body.retrieval is not None and (body.n or 1) > 1:
         raise unsupported("n", "expected 1 with retrieval")
     for param, used in (("response_format", binds(body)), ("tools", bool(body.tools))):
@@ -204,6 +229,25 @@ def check_chat(body: ChatBody) -> None:
     if body.session is not None and (body.n or 1) > 1:
         raise InvalidRequest("n: expected 1 with session", code="invalid_value", param="n")
     check_stream(body)
+
+
+def _check_retrieval(body: RetrievalBody) -> None:
+    if body.filter is not None:
+        check_json(body.filter, "retrieval.filter")
+    for name in ("stale", "late", "shift"):
+        if getattr(body, name) is not None and body.interval is None:
+            raise _contradicts(name, "expected only with retrieval.interval")
+    if body.stale is False and body.late == "keep":
+        raise _contradicts(
+            "late", "expected wait where retrievals are not stale: they are waited for"
+        )
+    if body.stale is False and body.shift:
+        raise _contradicts("shift", "expected 0 where retrievals are not stale")
+
+
+def _contradicts(name: str, why: str) -> InvalidRequest:
+    param = f"retrieval.{name}"
+    return InvalidRequest(f"{param}: {why}", code="invalid_value", param=param)
 
 
 def check_completion(body: CompletionBody) -> None:

@@ -11,11 +11,13 @@ import msgspec
 from common.errors import InvalidRequest, TooLarge
 from common.pages.identity import PageId, marks_of, page_ids, root_id
 from common.types.generation import OutputGrammar, SamplingParams
+from common.wire.control import ExtensionRule
 from common.wire.jobs import GenerateWork
 from common.wire.message import encode
 from common.wire.sessions import SessionTurn
 from common.wire.workflows import GenerationOptions
 from services.router.text.generation_bodies import GenerateBody
+from services.router.text.intervals import retrievals
 from services.router.text.overflow import overflow
 from services.router.text.requests import Parcel
 from services.router.text.response_format import grammar_of
@@ -69,6 +71,7 @@ def generation_of(
         turn=turn,
         grammar=options.grammar,
         shown=options.shown,
+        extensions=_extensions(options.extensions, max_new),
     )
     choices = len(prompts) * options.n
     try:
@@ -78,6 +81,12 @@ def generation_of(
     session, version = (turn.session, turn.version) if turn else ("", 0)
     marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
     return GenerationSpec(parcel, total, choices, session, version, marks)
+
+
+def _extensions(rule: ExtensionRule | None, max_new: int) -> ExtensionRule | None:
+    """Return a rule for an answer of at most so many tokens; None if it is over before the first boundary."""
+    most = 0 if rule is None else retrievals(rule.every, max_new)
+    return None if rule is None or not most else msgspec.structs.replace(rule, most=most)
 
 
 def _max_new(

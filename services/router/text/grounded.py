@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest
+from common.wire.control import ExtensionRule
+from common.wire.jobs import GenerateWork, decode_work
+from common.wire.retrievals import RetrievalRecord
 from common.wire.search import Hit
-from common.wire.workflows import ChatRequest
+from common.wire.workflows import ChatRequest, SearchRequest
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
@@ -27,25 +30,40 @@ from services.router.text.passages import (
 )
 from services.router.text.quotes import Sentence, compared, quotes, sentences
 from services.router.text.requests import encode_all
+from services.router.text.rewrites import rewriting
 from services.router.text.tokens import Spec, load
 
 # Passages leave so much of the context to an answer without max_tokens; at most a quarter of the context.
 RESERVE_TOKENS = 512
 
 
+class PassageSlot(NamedTuple):
+    """Passages in the prompt of a generate job, which others may replace: the prompt may then have `room` tokens."""
+
+    prompt: list[int]
+    passages: list[Passage]
+    room: int
+    max_new: int
+
+
 class GroundedSpec(NamedTuple):
-    """A generate job, and the response's `retrieval` object."""
+    """A generate job, and the response's `retrieval` object; the `slot` if passages are replaced as it is written."""
 
     generation: GenerationSpec
     retrieval: dict[str, Any]
+    slot: PassageSlot | None = None
 
 
 class GroundedQuestion(NamedTuple):
-    """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages."""
+    """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages.
+
+    `rewriting` is the job that writes a better query, None where no model is to.
+    """
 
     tokens: list[list[int]]
     texts: list[str]
     generation: GenerationSpec
+    rewriting: GenerationSpec | None = None
 
 
 def question_of(
@@ -55,26 +73,50 @@ def question_of(
     encoder: Spec,
     prompt: str,
     earlier: Sequence[dict[str, str]],
+    rewriter: Spec | None = None,
 ) -> GroundedQuestion:
     """Return a grounded chat before its search; InvalidRequest if it does not fit the model even without passages.
 
-    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown.
+    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown. `rewriter`
+    is the model that is to rewrite a follow-up; one that was trained to read one kind of text is spared that, and a
+    rule does.
     """
     conversation = [*earlier, *ask.messages]
     questions = [m["content"] for m in conversation if m["role"] == "user" and m["content"].strip()]
     if not ask.messages[-1]["content"].strip():
         questions.append("")  # refused below, as any empty text
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
-    asked = queries(questions, (answers or [""])[-1])
+    options = ask.retrieval.rewrite if ask.retrieval is not None else None
+    asked = queries(questions, (answers or [""])[-1], carry=options is not None)
+    better = None
+    if options is not None and rewriter is not None and not rewriter.reads:
+        better = rewriting(ask, rewriter, options, conversation)
     texts = query_words(asked, "messages")
-    tokens = encode_all(
+    tokens = _query_tokens(asked, encoder, prompt)
+    made = _build(ask, spec, history, (), forced=False)
+    return GroundedQuestion(tokens, texts, made, better)
+
+
+def searching(
+    search: SearchRequest, asked: Sequence[str], encoder: Spec, prompt: str
+) -> SearchRequest:
+    """Return a search for other texts, in the mode it has; see `question_of`."""
+    return msgspec.structs.replace(
+        search,
+        count=len(asked),
+        tokens=[] if search.mode == "text" else _query_tokens(asked, encoder, prompt),
+        texts=[] if search.mode == "vector" else query_words(asked, "messages"),
+    )
+
+
+def _query_tokens(asked: Sequence[str], encoder: Spec, prompt: str) -> list[list[int]]:
+    return encode_all(
         load(encoder.path),
         [prompt + text for text in asked],
         encoder.max_tokens,
         truncate=True,
         param="messages",
     )
-    return GroundedQuestion(tokens, texts, _build(ask, spec, history, (), forced=False))
 
 
 class Unread(NamedTuple):
@@ -101,10 +143,7 @@ def unread(
     was searched for, empty where it was not; `prompts` are the collection's, of queries and of documents.
     """
     passages = _passages(ask, found)
-    if not spec.reads or not passages or ask.options.grammar is not None or ask.tools:
-        return None
-    text = "\n".join(passage.text for passage in passages)
-    if len(text) >= spec.reads * len(load(spec.path).written(text)):
+    if not passages or ask.options.grammar is not None or ask.tools or readable(spec, passages):
         return None
     every = sentences(passages)
     texts = [prompts[0] + ask.messages[-1]["content"]]
@@ -113,6 +152,12 @@ def unread(
         load(encoder.path), texts, encoder.max_tokens, truncate=True, param="messages"
     )
     return Unread(passages, every, [list(question) or tokens[0], *tokens[1:]])
+
+
+def readable(spec: Spec, passages: Sequence[Passage]) -> bool:
+    """Return whether a model can read passages: their tokens stand for as many characters as its card says."""
+    text = "\n".join(passage.text for passage in passages)
+    return not spec.reads or len(text) >= spec.reads * len(load(spec.path).written(text))
 
 
 def quoted(
@@ -156,13 +201,35 @@ def grounded(
 
     kept = budget(passages, fits)
     told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
-    return GroundedSpec(build(kept, retrieval=told), told)
+    if kept and retrieval.interval:
+        numbers = [passage.index for passage in kept]
+        first = RetrievalRecord(0, 0, len(passages), numbers, replaced=[], late=False)
+        told |= {"retrievals": [msgspec.to_builtins(first)]}
+    made = build(kept, retrieval=told)
+    return GroundedSpec(
+        made, told, _slot(made, spec, kept) if kept and retrieval.interval else None
+    )
+
+
+def _slot(made: GenerationSpec, spec: Spec, kept: list[Passage]) -> PassageSlot | None:
+    """Return the slot of a job; None if its answer is over before its passages could be replaced."""
+    work = decode_work(made.parcel.payload)
+    assert isinstance(work, GenerateWork)
+    if work.extensions is None:
+        return None
+    return PassageSlot(work.prompts[0], kept, spec.max_tokens - work.max_new, work.max_new)
+
+
+def best(ask: ChatRequest, found: Sequence[Sequence[Hit]], count: int) -> list[Hit]:
+    """Return the best `count` hits over all queries that have a text, each once."""
+    assert ask.retrieval is not None
+    scored = ask.retrieval.mode == "vector" and ask.retrieval.mmr is None
+    return [hit for hit in (merged if scored else interleaved)(found, count) if hit.text]
 
 
 def _passages(ask: ChatRequest, found: Sequence[Sequence[Hit]]) -> list[Passage]:
     assert ask.retrieval is not None
-    scored = ask.retrieval.mode == "vector" and ask.retrieval.mmr is None
-    return passages_of((merged if scored else interleaved)(found, ask.retrieval.k))
+    return passages_of(best(ask, found, ask.retrieval.k))
 
 
 def _build(
@@ -175,12 +242,34 @@ def _build(
     retrieval: dict[str, Any] | None = None,
 ) -> GenerationSpec:
     assert ask.retrieval is not None
-    *before, last = ask.messages
-    content = render(spec.grounding_template, passages, last["content"])
-    messages = [*before, {**last, "content": content}]
     if passages or not forced:
-        return generation(ask, spec, history, messages=messages, retrieval=retrieval)
+        extended = _extended(ask) if passages else ask
+        messages = grounded_messages(ask, spec, passages)
+        return generation(extended, spec, history, messages=messages, retrieval=retrieval)
     return _given(ask, spec, history, nothing_found(ask.retrieval.collection), retrieval)
+
+
+def grounded_messages(
+    ask: ChatRequest, spec: Spec, passages: Sequence[Passage]
+) -> list[dict[str, Any]]:
+    """Return a chat's messages with passages in the last one."""
+    assert ask.retrieval is not None
+    *before, last = ask.messages
+    place = ask.retrieval.place
+    return [
+        *before,
+        {**last, "content": render(spec.grounding_template, passages, last["content"], place)},
+    ]
+
+
+def _extended(ask: ChatRequest) -> ChatRequest:
+    """Return a chat whose passages may be replaced as its answer is written, if it asks for that."""
+    retrieval = ask.retrieval
+    if retrieval is None or not isinstance(retrieval.interval, int) or not retrieval.interval:
+        return ask
+    rule = ExtensionRule(retrieval.interval, most=0, late=retrieval.late)  # how many, its job says
+    options = msgspec.structs.replace(ask.options, extensions=rule)
+    return msgspec.structs.replace(ask, options=options)
 
 
 def _given(
@@ -191,9 +280,7 @@ def _given(
     retrieval: dict[str, Any] | None,
 ) -> GenerationSpec:
     """Return the job of an answer that no model computes; its prompt is the question without passages."""
-    *before, last = ask.messages
-    content = render(spec.grounding_template, (), last["content"])
-    messages = [*before, {**last, "content": content}]
+    messages = grounded_messages(ask, spec, ())
     # The answer is given whole: the client's limits are meant for computed ones.
     tokens = len(load(spec.path).written(answer))
     options = msgspec.structs.replace(

@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import msgspec
@@ -40,6 +40,20 @@ by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, 
 {% else %}(No passages.)
 
 {% endfor %}Question: {{ question }}"""
+# The same with the question first, so that replacing passages leaves it as it was computed.
+_QUESTION_FIRST = """\
+Answer the question from the passages below it and from nothing else. After each statement cite the passages that say \
+it, by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, answer only: The passages do not \
+say.
+
+Question: {{ question }}
+{% for passage in passages %}
+
+[{{ passage.index }}] {{ passage.text }}
+{% else %}
+
+(No passages.)
+{% endfor %}"""
 
 
 class Passage(Struct, frozen=True, omit_defaults=True):
@@ -99,7 +113,7 @@ def leans(question: str) -> bool:
     return len(question.split()) <= _SHORT_WORDS or _LEANS.search(question) is not None
 
 
-def queries(questions: Sequence[str], answer: str = "") -> list[str]:
+def queries(questions: Sequence[str], answer: str = "", *, carry: bool = False) -> list[str]:
     """Return the queries to search for, given a conversation's questions, the last one last, and the last `answer`.
 
     The last question alone; where it leans on what was said also together with the head of the last answer and the
@@ -108,7 +122,7 @@ def queries(questions: Sequence[str], answer: str = "") -> list[str]:
     where 30 % of the answers were refusals; the last question alone does in 3 to 7 %.
     """
     last = questions[-1].strip()
-    if len(questions) == 1 or not leans(last):
+    if len(questions) == 1 or not (carry or leans(last)):
         return [last]
     first = len(questions) - 1
     while first > 0 and leans(questions[first]):
@@ -178,8 +192,13 @@ def _template(source: str) -> jinja2.Template:
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
 
 
-def render(template: str, passages: Sequence[Passage], question: str) -> str:
-    """Return a grounded user message; an empty `template` means the router's own.
+def render(
+    template: str,
+    passages: Sequence[Passage],
+    question: str,
+    place: Literal["before", "after"] = "before",
+) -> str:
+    """Return a grounded user message; an empty `template` means the router's own, with passages at that place.
 
     Unavailable `template_broken` if the template, which is the model's, cannot be used; see `bounded_time`.
     """
@@ -189,7 +208,8 @@ def render(template: str, passages: Sequence[Passage], question: str) -> str:
     ]
     try:
         with bounded_time():
-            return _template(template or DEFAULT_TEMPLATE).render(passages=shown, question=question)
+            own = DEFAULT_TEMPLATE if place == "before" else _QUESTION_FIRST
+            return _template(template or own).render(passages=shown, question=question)
     except Exception as error:
         raise Unavailable(
             f"the model's grounding template cannot be used: {type(error).__name__}: {error}",
@@ -295,6 +315,15 @@ def with_citations(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+def passage_rows(passages: Sequence[Passage], *, include_text: bool) -> list[dict[str, Any]]:
+    """Return passages as a response shows them; their texts only if asked for."""
+    made: list[dict[str, Any]] = [msgspec.to_builtins(passage) for passage in passages]
+    if not include_text:
+        for row in made:
+            row.pop("text", None)
+    return made
+
+
 def shown(
     collection: str,
     found: int,
@@ -307,9 +336,9 @@ def shown(
 
     `extractive` says that the answer quotes them, and that no model wrote it.
     """
-    rows = [msgspec.to_builtins(passage) for passage in passages]
-    if not include_text:
-        for row in rows:
-            row.pop("text", None)
-    told = {"collection": collection, "found": found, "passages": rows}
+    told = {
+        "collection": collection,
+        "found": found,
+        "passages": passage_rows(passages, include_text=include_text),
+    }
     return {**told, "extractive": True} if extractive else told

@@ -346,14 +346,21 @@ def _rerank_parcels(
         raise InvalidRequest(
             "query is empty: expected some text", code="empty_input", param="query"
         )
-    parcels = _score_parcels(spec, query, texts, limits, truncate=truncate, param=param)
+    parcels = score_parcels(spec, query, texts, limits, truncate=truncate, param=param)
     check_total(sum(parcel.tokens for parcel in parcels), limits, param)
     return parcels
 
 
-def _score_parcels(
-    spec: Spec, query: str, texts: list[str], limits: RequestLimits, *, truncate: bool, param: str
+def score_parcels(
+    spec: Spec,
+    query: str,
+    texts: Sequence[str],
+    limits: RequestLimits,
+    *,
+    truncate: bool,
+    param: str,
 ) -> list[Parcel]:
+    """Return the jobs by which a cross-encoder, or an encoder, scores texts against a query, in order."""
     encoder, cross = load(spec.path), spec.kind == "rerank"
     fitting = _fit(texts, spec.max_tokens, truncate=truncate, param=param)
     if cross:

@@ -162,6 +162,17 @@ class TextEncoder:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def said(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids without special tokens, and without a character that was cut at either end."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text.strip("\ufffd")
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each token of a text, special tokens aside."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        places: list[tuple[int, int]] = encoding.offsets
+        return places
+
     def check_ids(
         self, ids: Sequence[int], index: int, param: str, known: int, limit: int | None = None
     ) -> None:

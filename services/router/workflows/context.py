@@ -8,11 +8,15 @@ from common.bus import Bus, Notifications
 from services.router.admission.controller import AdmissionController
 from services.router.cards import Cards
 from services.router.layouts import Layouts
+from services.router.text.intervals import RetrievalMargin
 from services.router.text.pool import TextPool
 
 
 class WorkflowContext(NamedTuple):
-    """The parts of a router that workflows use; a write is done when `search_ack` replicas have synced the write."""
+    """The parts of a router that workflows use; a write is done when `search_ack` replicas have synced the write.
+
+    `margin` is what retrievals beside a generation have learned.
+    """
 
     admission: AdmissionController
     bus: Bus
@@ -21,3 +25,4 @@ class WorkflowContext(NamedTuple):
     pool: TextPool
     search_ack: int
     layouts: Layouts
+    margin: RetrievalMargin

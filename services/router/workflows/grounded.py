@@ -1,7 +1,8 @@
-"""The stages of a grounded answer: embed the question, search, generate.
+"""The stages of a grounded answer: find passages (see `retrieve`), generate.
 
 Every stage's job id is a function of the request, so a router that takes over finds the jobs that exist and goes on.
-The generate job's id and the passages are reported as the request's progress once the job is admitted.
+The generate job's id and the passages are reported as the request's progress once the job is admitted. With an interval
+the passages are found anew while it runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +21,7 @@ from common.bus import Admission, BusFull, NewJob
 from common.errors import DeadlineExceeded
 from common.ids import Family, child_id, family_of
 from common.registry.sessions import Sessions
+from common.wire.results import Event
 from common.wire.search import Hit
 from common.wire.sessions import Turn
 from common.wire.workflows import GroundPlan, RequestResult
@@ -31,13 +33,15 @@ from services.router.responses.outcomes import result_of
 from services.router.text.chats import SessionHistory
 from services.router.text.generations import GenerationSpec
 from services.router.text.grounded import GroundedSpec, Unread, grounded, quoted, unread
+from services.router.text.tokens import Spec
 from services.router.workflows.embed import embed, encoder_of
+from services.router.workflows.interval_retrieval import IntervalRetrieval
 from services.router.workflows.progress import (
     GENERATE_STAGE,
     GroundedProgress,
     latest_grounded_progress,
 )
-from services.router.workflows.search import find
+from services.router.workflows.retrieve import Retrieved, retrieve
 from services.router.workflows.session_history import session_history
 from services.router.workflows.workflow import Workflow
 
@@ -51,20 +55,57 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
     if plan.chat.session:
         await _note(workflow, plan.chat.session)
         workflow.session = plan.chat.session
-    progress = None
+    progress, prepared = None, None
     if workflow.index:  # another router ran the request before
         events = await workflow.context.bus.jobs.log(workflow.request)
         progress = latest_grounded_progress(events)
-    if progress is None:
-        found = await find(workflow, plan.collection, plan.search, plan.parcel, plan.queries)
-        quotable = await _quotable(workflow, plan, found.hits)
+    repeated = plan.chat.retrieval is not None and plan.chat.retrieval.interval
+    if progress is None or repeated:
+        found = await retrieve(workflow, plan)
+        quotable = await _quotable(workflow, plan, found)
         prepare = partial(_prepare, workflow, plan, job, found.hits, quotable)
-        progress = GroundedProgress(job, await _generate(workflow, job, prepare))
-        workflow.report(progress, at_once=True)
+        with workflow.timeline.stage("prompt"):
+            prepared = await (_generate(workflow, job, prepare) if progress is None else prepare())
+        if progress is None:
+            retrieval = prepared.made.retrieval | found.told
+            progress = GroundedProgress(job, await _timed(workflow, retrieval))
+            workflow.report(progress, at_once=True)
     workflow.claim(progress.job)
-    result_of(await workflow.context.notifications.end(progress.job, workflow.deadline_ms))
-    info = {"view": msgspec.to_builtins(plan.options), "retrieval": progress.retrieval}
+    with workflow.timeline.stage(GENERATE_STAGE):
+        result_of(await _outcome(workflow, plan, progress.job, prepared))
+    retrieval = await _timed(workflow, progress.retrieval)
+    info = {"view": msgspec.to_builtins(plan.options), "retrieval": retrieval}
     return RequestResult(jobs=[progress.job], info=info)
+
+
+async def _timed(workflow: Workflow, retrieval: dict[str, Any]) -> dict[str, Any]:
+    """Return a `retrieval` object with the times of the stages so far; those it names already stay as they are."""
+    state = await workflow.context.bus.jobs.get(workflow.request)
+    accepted_ms = 0 if state is None else state.created_ms
+    known = retrieval.get("stages", [])
+    told = {(stage["name"], stage.get("nth", 0)) for stage in known}
+    times = [
+        time for time in workflow.timeline.times(accepted_ms) if (time.name, time.nth) not in told
+    ]
+    return {**retrieval, "stages": [*known, *(msgspec.to_builtins(time) for time in times)]}
+
+
+class _Prepared(NamedTuple):
+    """A grounded chat's generate job, and the model and the history that its prompt was made with."""
+
+    made: GroundedSpec
+    spec: Spec
+    history: SessionHistory | None
+
+
+async def _outcome(
+    workflow: Workflow, plan: GroundPlan, job: str, prepared: _Prepared | None
+) -> Event:
+    """Return the outcome of the generate job; passages are found anew while it runs, if they have a slot."""
+    if prepared is None or prepared.made.slot is None:
+        return await workflow.context.notifications.end(job, workflow.deadline_ms)
+    made, spec, history = prepared
+    return await IntervalRetrieval(workflow, plan, job, made, made.slot, spec, history).run()
 
 
 async def _note(workflow: Workflow, session: str) -> None:
@@ -103,7 +144,7 @@ async def _family(workflow: Workflow, plan: GroundPlan) -> Family:
 
 
 async def _quotable(
-    workflow: Workflow, plan: GroundPlan, found: list[list[Hit]]
+    workflow: Workflow, plan: GroundPlan, found: Retrieved
 ) -> tuple[Unread, bytes] | None:
     """Return what an extractive answer is chosen from, with its vectors; None where the model reads the passages."""
     context, record = workflow.context, plan.collection
@@ -113,12 +154,13 @@ async def _quotable(
         return None
     encoder = await encoder_of(workflow, record)
     prompts = (record.query_prompt, record.document_prompt)
-    asked = plan.search.tokens[-1] if plan.search.tokens else []
-    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found)
+    asked = found.search.tokens[-1] if found.search.tokens else []
+    call = partial(unread, plan.chat, spec, encoder, asked, prompts, found.hits)
     given = await context.pool.run(call)
     if given is None:
         return None
-    return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
+    with workflow.timeline.stage("quotes"):
+        return given, await embed(workflow, "quotes", encoder, given.tokens, plan.parcel)
 
 
 async def _prepare(
@@ -127,21 +169,22 @@ async def _prepare(
     job: str,
     found: list[list[Hit]],
     quotable: tuple[Unread, bytes] | None,
-) -> GroundedSpec:
+) -> _Prepared:
     await workflow.context.cards.card(plan.chat.model)
     spec = (await workflow.context.cards.specs())[plan.chat.model]
     history = None
     if plan.chat.session:
         history = await _history(workflow, plan.chat.session, spec.fingerprint, job)
+    call = partial(grounded, plan.chat, spec, history, found)
     if quotable is not None:
-        return await workflow.context.pool.run(partial(quoted, plan.chat, spec, history, *quotable))
-    return await workflow.context.pool.run(partial(grounded, plan.chat, spec, history, found))
+        call = partial(quoted, plan.chat, spec, history, *quotable)
+    return _Prepared(await workflow.context.pool.run(call), spec, history)
 
 
 async def _generate(
-    workflow: Workflow, job: str, prepare: Callable[[], Awaitable[GroundedSpec]]
-) -> dict[str, Any]:
-    """Submit the generate job unless it exists, and return the passages in its prompt.
+    workflow: Workflow, job: str, prepare: Callable[[], Awaitable[_Prepared]]
+) -> _Prepared:
+    """Submit the generate job unless it exists, and return how it was prepared.
 
     A busy session and full lanes are refused; where no worker is up, or the bus is full, the job waits for them.
     """
@@ -149,16 +192,16 @@ async def _generate(
     ticket = Ticket(context.admission.queue, family_of(job), 1.0)
     try:
         while True:
-            made = await prepare()
+            prepared = await prepare()
             if await context.bus.jobs.get(job) is not None:
-                return made.retrieval  # taken over: the job's own turn may have gone on meanwhile
+                return prepared  # taken over: the job's own turn may have gone on meanwhile
             left_s = (workflow.deadline_ms - context.bus.clock.now_ms()) / 1000
             if left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before the answer could be generated")
             ticket.begin()
-            admission = await _submit(workflow, job, made.generation)
+            admission = await _submit(workflow, job, prepared.made.generation)
             if admission.outcome != "refused":
-                return made.retrieval
+                return prepared
             if admission.reason == "session_changed":  # and may change again: try less often
                 await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
                 pause_s = min(2 * pause_s, _MOST_S)

@@ -69,6 +69,7 @@ def search_work(
         mmr=ask.mmr,
         with_scores=ask.with_scores,
         alone=len(layout.numbers) == 1,
+        following=ask.following,
     )
 
 
@@ -190,19 +191,28 @@ async def find(
     ask: SearchRequest,
     parcel: tuple[int, int],
     queries: int,
+    nth: int = 0,
 ) -> SearchResult:
-    """Embed questions that are texts, search every shard, and return the merged hits."""
+    """Embed questions that are texts, search every shard, and return the merged hits.
+
+    Of several searches of one request each needs an `nth` of its own, from which its jobs have their names.
+    """
+    prefix = f"r{letters(nth)}" if nth else ""
     vectors, clock = ask.vectors, workflow.context.bus.clock
     if ask.tokens:
         began_s = clock.perf_s()
         spec = await encoder_of(workflow, record)
-        vectors = await embed(workflow, "embed", spec, ask.tokens, parcel, question=True)
+        with workflow.timeline.stage("embed", nth):
+            vectors = await embed(
+                workflow, f"{prefix}embed", spec, ask.tokens, parcel, question=True
+            )
         spent_ms = ask.spent_ms + 1000 * (clock.perf_s() - began_s)
         ask = msgspec.structs.replace(ask, spent_ms=spent_ms)
     layout = await workflow.context.layouts.of(record)
     while True:
         try:
-            return await _found(workflow, record, ask, vectors, queries, layout)
+            with workflow.timeline.stage("search", nth):
+                return await _found(workflow, record, ask, vectors, queries, layout, prefix)
         except Conflict as error:
             if error.code != "layout_changed":
                 raise
@@ -219,6 +229,7 @@ async def _found(
     vectors: bytes,
     queries: int,
     layout: ShardLayout,
+    prefix: str,
 ) -> SearchResult:
     """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
     context = workflow.context
@@ -227,7 +238,7 @@ async def _found(
         number: search_parcels(record, ask, vectors, layout, number, queries)
         for number in layout.numbers
     }
-    stage = f"search{letters(layout.version) if layout.version else ''}"
+    stage = f"{prefix}search{letters(layout.version) if layout.version else ''}"
     if not ask.partial:
         per_shard = list(parcels.values())
         flat = [each[i] for i in range(len(per_shard[0])) for each in per_shard]

@@ -15,6 +15,7 @@ from services.router.text.requests import Parcel
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.job_group import JobGroup
 from services.router.workflows.progress import Progress, StageProgress, encode_progress
+from services.router.workflows.timeline import StageTimeline
 
 BULK_SHARE = 0.5  # of a lane's depth, for the many jobs of one request
 
@@ -29,12 +30,14 @@ class Workflow:
 
     `session`, where set, is the session whose deletion deletes the jobs too. `on_cancel` undoes what a cancelled
     request leaves, `on_progress` is called when progress must be logged at once. `index` is that of the next event.
+    `timeline` records when the stages ran.
     """
 
     def __init__(self, context: WorkflowContext, lease: Lease, tenant: str, index: int) -> None:
         self.context, self.lease, self.tenant, self.index = context, lease, tenant, index
         self.request = lease.job
         self.session = ""
+        self.timeline = StageTimeline(context.bus.clock)
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.on_progress: Callable[[], None] | None = None
         self._progress: bytes | None = None

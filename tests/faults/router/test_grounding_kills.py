@@ -162,6 +162,64 @@ async def test_a_killed_routers_requests_go_on_from_their_stages(
         )
 
 
+async def test_a_router_killed_around_a_rewriting(
+    own: Mesh, http: aiohttp.ClientSession, model: Generator, pages: str
+) -> None:
+    """One request whose question is being rewritten, one whose rewritten question is about to be searched for.
+
+    Another router finishes both by the questions that were written before, and no question is rewritten twice.
+    """
+    other = own.add_router(uuid.uuid4().hex[:6])
+    url, go, rewriting = own.address(other), asyncio.Event(), asyncio.Event()
+    own.wait_ready(url)
+
+    async def writes(scene: Scene) -> None:
+        if "Rewritten question:" not in scene.asked():
+            await cite(scene)
+            return
+        if "slowly" in scene.asked():
+            rewriting.set()
+            await go.wait()
+        await scene.text(DOCUMENTS["tun.md"], finish="stop")
+        await scene.end()
+
+    model.script = writes
+    keys = [uuid.uuid4().hex for _ in range(2)]
+    asked: list[asyncio.Task[Any]] = []
+    async with aiohttp.ClientSession(url) as doomed:
+        halt(own.worker)
+        try:
+            before = set(jobs(own, "embed"))
+            for key, said in zip(keys, ("slowly", "at once"), strict=True):
+                body = grounded(pages, "And its river?", retrieval={"k": 1, "rewrite": True})
+                earlier = [
+                    {"role": "user", "content": f"Tell me of Tun {said}."},
+                    {"role": "assistant", "content": "Tun is a town."},
+                ]
+                body["messages"] = [*earlier, *body["messages"]]
+                headers = {"Idempotency-Key": key}
+                asked.append(asyncio.create_task(post(doomed, body, **headers)))
+            await rewriting.wait()
+            await fresh(own, "embed", before)
+            other.kill()
+        finally:
+            halt(own.worker, signal.SIGCONT)
+        await asyncio.gather(*asked, return_exceptions=True)
+    go.set()
+    states = [await over(http, key) for key in keys]
+
+    for state in states:
+        retrieval = state["result"]["retrieval"]
+        assert state["attempts"] == 2
+        assert retrieval["rewrite"]["query"] == DOCUMENTS["tun.md"]
+        assert [row["document_id"] for row in retrieval["passages"]] == ["tun.md"]
+    ours = {state["id"].rsplit("~", 1)[1] for state in states}
+    for stage in ("rewrite", "embed", "search", "generate"):
+        made = [job for job in jobs(own, stage) if job.rsplit("~", 1)[1].split(".")[0] in ours]
+        assert len(made) == 2
+    assert len(model.works) == 4
+
+
 async def test_a_deadline_covers_all_stages(
     own: Mesh, http: aiohttp.ClientSession, model: Generator, pages: str
 ) -> None:

@@ -160,8 +160,10 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     expect(answer.locator(".said")).to_contain_text("The cargo of Boutune is")
     opens_its_passages(answer)
 
-    second = ask(page, "Who is in command of Boutune?")
+    page.get_by_label("Rewrite follow-ups").check()
+    second = ask(page, "Who is in command there?")
     expect(second.locator(".meta a")).to_be_visible()
+    expect(second.locator(".passages")).to_contain_text("searched for: Who is in command there?")
     [session] = instance.get("/v1/sessions")["data"]
     assert session["turns"] == 2
 
@@ -176,6 +178,11 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     ):
         expect(page.locator(f".gantt-row[data-stage={stage}]")).to_contain_text(service)
     expect(page.locator(".timeline table")).to_contain_text("first token")
+    runs = page.locator(".stage-chart .gantt-row")
+    shown = [row.get_attribute("data-run") for row in runs.all()]
+    assert shown == ["embed", "search", "prompt", "generate"]
+    expect(runs.first.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"from \d"))
+    expect(page.locator(".stage-chart .meta")).to_contain_text("one after the other")
     request = page.input_value("#timeline-id")
     page.goto(f"{instance.url}/#/timeline")
     page.fill("#timeline-id", request)
@@ -246,12 +253,12 @@ def test_a_chat_by_keyboard(page: Page, instance: Instance) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#chat-text")).to_be_focused()
     expect(page.locator("#chat-collection option[value=notes]")).to_be_attached()
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
+    for _ in range(3):
+        page.keyboard.press("Shift+Tab")
     assert focused() == "chat-collection"
     page.keyboard.type("notes")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
+    for _ in range(3):
+        page.keyboard.press("Tab")
     page.keyboard.type("What is the chief export of Prutholm?")
     page.keyboard.press("Enter")
     answer = page.locator("article.assistant")

@@ -125,6 +125,9 @@ async def test_a_conversation_finds_what_it_leans_on(http: aiohttp.ClientSession
         status, answer, _ = await post(http, asks(text, session=made["id"]))
         assert (status, answer["session"]["version"]) == (200, number), answer
         check(answer, town.name)
+        del answer["retrieval"][
+            "stages"
+        ]  # of the response: a session keeps what its answers rest on
         given.append((answer["retrieval"], answer["choices"][0]["message"]["citations"]))
     async with http.get(f"/v1/sessions/{made['id']}?include=messages") as response:
         shown = await response.json()
@@ -160,6 +163,8 @@ async def test_what_the_model_cannot_read_is_quoted(http: aiohttp.ClientSession)
         body = asks(text, retrieval={"collection": "notes"}, max_tokens=2, **more)
         status, answer, _ = await post(http, body)
         assert status == 200, answer
+        stages = [stage["name"] for stage in answer["retrieval"].pop("stages")]
+        assert stages == ["embed", "search", "quotes", "prompt"]
         return answer
 
     answer = await ask("When was the spillway rebuilt?", session=made["id"])

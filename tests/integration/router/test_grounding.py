@@ -139,6 +139,11 @@ async def test_no_passage_is_said_plainly(
         f"No passage was found in collection '{pages}' for this question."
     )
     assert choice["message"]["citations"] == []
+    assert [stage["name"] for stage in answer["retrieval"].pop("stages")] == [
+        "embed",
+        "search",
+        "prompt",
+    ]
     assert answer["retrieval"] == {"collection": pages, "found": 0, "passages": []}
 
 

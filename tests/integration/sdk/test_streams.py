@@ -83,7 +83,7 @@ async def test_kill_in_mid_stream(mesh: TalkingMesh, client: sw.AsyncSpillway, w
     assert killed
     assert (joined.text, joined.citations) == (whole.text, whole.citations)
     assert joined.usage.completion_tokens == whole.usage.completion_tokens
-    assert joined.retrieval == whole.retrieval
+    assert joined.passages == whole.passages
     assert stream.resumed == (0 if which == "worker" else 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from common.ids import ulid
 from common.types.generation import Logprob
+from common.wire.control import Applied, Extend
 from common.wire.message import encode
 from common.wire.results import Delta, Event, GenerateResult, Piece
+from common.wire.retrievals import RetrievalHistory, RetrievalNote, RetrievalRecord
 from common.wire.workflows import AnswerMarks, ResponseOptions
 from services.router.responses.answer_format import AnswerFormat
 from services.router.responses.answer_sources import follow
@@ -29,8 +31,10 @@ RESULT = GenerateResult(prompt_tokens=3, completion_tokens=9)
 class Log:
     """One job's log at some moment, as `Journal.events` reads it: folded up to `folded`, and `seen` events long."""
 
-    def __init__(self, events: list[list[Piece]]) -> None:
+    def __init__(self, events: list[list[Piece]], extended: Sequence[int] = ()) -> None:
+        """`extended` are tokens after which the prompt was extended; the log says so in the event after them."""
         self.events_of = events
+        self._extended = extended
         self.folded = -1
         self.seen = 0
 
@@ -39,12 +43,34 @@ class Log:
     ) -> AsyncGenerator[Event, None]:
         assert (job, start) == (REQUEST, 0)
         for index in range(max(self.folded, 0), self.seen):
-            pieces = self.events_of[index]
-            if index == self.folded:
-                pieces = [piece for event in self.events_of[: index + 1] for piece in event]
-            yield Event(index=index, kind="progress", data=encode(Delta(pieces=pieces)))
+            first = 0 if index == self.folded else index
+            pieces = [p for event in self.events_of[first : index + 1] for p in event]
+            applied = [each for at in range(first, index + 1) for each in self._applied(at)]
+            delta = Delta(pieces=pieces, applied=applied)
+            yield Event(index=index, kind="progress", data=encode(delta))
         if self.seen == len(self.events_of):
             yield Event(index=self.seen, kind="result", data=encode(RESULT))
+
+    def _applied(self, at: int) -> list[Applied]:
+        """Return the extensions that take effect before the last token of event `at`, and in no event before."""
+        tokens = [sum(len(p.tokens) for e in self.events_of[:n] for p in e) for n in (at, at + 1)]
+        first, last = tokens
+        return [
+            applied(number, each)
+            for number, each in enumerate(sorted(self._extended), 1)
+            if first <= each < last
+        ]
+
+
+def passage(index: int) -> dict[str, Any]:
+    return {"index": index, "document_id": "d", "chunk": 0, "start": 0, "end": 1, "score": 0.5}
+
+
+def applied(number: int, tokens: int) -> Applied:
+    """Return an extension whose note says that passage `number` takes the place of the one before."""
+    record = RetrievalRecord(tokens, 0, 1, [], [], late=False)
+    note = msgspec.json.encode(RetrievalNote(tokens, [passage(number + 1)], record))
+    return Applied(tokens, Extend(number=number, removed=1, tokens=[number], note=note))
 
 
 @st.composite
@@ -70,18 +96,28 @@ async def read(
     log: Log, view: ResponseOptions, after: tuple[int, int] | None, most: int
 ) -> list[bytes]:
     """Return up to `most` frames of a connection that goes on after a piece."""
-    shape, found = AnswerFormat(REQUEST, view), list[bytes]()
+    rests = RetrievalHistory({"collection": "c", "found": 1, "passages": [passage(1)]})
+    shape = AnswerFormat(REQUEST, view, rests if view.kind == "chat" else None)
+    found = list[bytes]()
+    extensions: list[bytes] = []
     if after is None:
         found += shape.heads()
     pieces = follow(log, REQUEST, 0)  # type: ignore[arg-type]
     async for item in pieces:
         if isinstance(item, Event):
             if item.kind == "result":
+                found += extensions
                 found += [shape.usage_chunk(RESULT), b"data: [DONE]\n\n"]
             break
+        if isinstance(item, Applied):
+            told = shape.extended(item)
+            assert told is not None
+            extensions.append(told)
+            continue
         chunk = shape.chunk(item)
-        if chunk is not None and (item.at, item.choice) > (after or (-1, -1)):
-            found.append(chunk)
+        if (item.at, item.choice) > (after or (-1, -1)):
+            found += [*extensions, *([chunk] if chunk is not None else [])]
+        extensions.clear()
     await pieces.aclose()
     return found[:most]
 
@@ -93,6 +129,7 @@ async def read(
     logprobs=st.sampled_from([-1, 0]),
     marks=st.sampled_from([None, MARKS]),
     cuts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 12)), max_size=8),
+    extended=st.sets(st.integers(0, 9), max_size=4),
 )
 def test_disconnects_change_nothing(
     made: tuple[int, list[list[Piece]]],
@@ -100,13 +137,17 @@ def test_disconnects_change_nothing(
     logprobs: int,
     marks: AnswerMarks | None,
     cuts: list[tuple[int, int, int]],
+    extended: set[int],
 ) -> None:
-    """Over any splits, folds and breaks, what a client has in the end is the undisturbed stream."""
+    """Over any splits, folds and breaks, what a client has in the end is the undisturbed stream.
+
+    Where passages were replaced in it, that is told before the token that followed.
+    """
     choices, events = made
     view = ResponseOptions(
         kind=kind, model="m", choices=choices, include_usage=True, logprobs=logprobs, marks=marks
     )
-    log = Log(events)
+    log = Log(events, sorted(extended) if choices == 1 and kind == "chat" else ())
     log.seen = len(events)
     whole = asyncio.run(read(log, view, None, 1000))
     log.seen, got, after = 0, list[bytes](), None

@@ -1,0 +1,198 @@
+"""Follow-up questions about real documents: who writes the query that finds their page, and what that takes.
+
+`follow_ups.json` holds conversations about the sample collection `docs` whose last question needs what was said before,
+the question as it would be asked alone, and the pages, and words of a page, that answer it. They were written before
+any rule was tried on them, and of kinds that the rule without a rewriting seldom knows by their words.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spillway_client import AsyncSpillway, ChatCompletion, Hit
+
+from bench.document import Body
+from bench.workloads.docs_questions import COLLECTION
+from services.router.text import passages, rewrites
+
+FILE = Path(__file__).with_name("follow_ups.json")
+DEPTHS = (1, 5, 16, 32)
+K = 5
+GOAL = 0.60  # the rule that is there without a rewriting finds at most so much in the first K
+READER = "sim-chat"  # answers in no time, and is given passages to read
+SHIPPED = "spillway-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A conversation's questions and answers, its last question, and where the answer stands."""
+
+    before: list[list[str]]
+    ask: str
+    alone: str
+    pages: list[str]
+    holds: list[str] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as a chat's messages, the last question last."""
+        said = [
+            {"role": role, "content": text}
+            for pair in self.before
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        return [*said, {"role": "user", "content": self.ask}]
+
+    def queries(self, *, carry: bool) -> list[str]:
+        """Return the queries of the rule, without a rewriting or (`carry`) as a rewriting."""
+        asked = [question for question, _ in self.before]
+        return passages.queries([*asked, self.ask], self.before[-1][1], carry=carry)
+
+    def place(self, hits: Sequence[Hit]) -> int | None:
+        """Return how many hits stand before the first one that answers, None where none does."""
+        for place, hit in enumerate(hits):
+            plain = " ".join((hit.text or "").split())
+            if hit.id in self.pages and (not self.holds or any(t in plain for t in self.holds)):
+                return place
+        return None
+
+
+@dataclass(slots=True)
+class Written:
+    """The queries that one writer made of a follow-up, in how many milliseconds, and of how many tokens."""
+
+    queries: list[str]
+    ms: float = 0.0
+    read: int = 0
+    wrote: int = 0
+
+
+def follow_ups() -> list[FollowUp]:
+    """Return the conversations."""
+    return [FollowUp(**row) for row in json.loads(FILE.read_text(encoding="utf-8"))]
+
+
+async def rewritten(client: AsyncSpillway, one: FollowUp, model: str) -> Written:
+    """Return what `retrieval.rewrite` makes of a follow-up by a model, as the response tells it."""
+    answer = await _asked(client, one, {"rewrite": {"model": model}})
+    assert answer.retrieval is not None
+    told = answer.retrieval.rewrite
+    queries = [one.ask, told["query"]]
+    spent = _spent(answer, "rewrite")
+    return Written(queries, spent, told.get("prompt_tokens", 0), told.get("completion_tokens", 0))
+
+
+async def shipped(client: AsyncSpillway, one: FollowUp) -> Written:
+    """Return what the shipped model, which a rewriting spares, makes of the same instruction."""
+    said = "\n".join(f"User: {question}\nAssistant: {answer}" for question, answer in one.before)
+    content = rewrites.INSTRUCTION.format(conversation=said, question=one.ask)
+    answer = await client.chat.completions.create(
+        content, model=SHIPPED, temperature=0, max_tokens=64, timeout_s=300
+    )
+    used, written = answer.usage, rewrites.read(answer.text)
+    queries = [one.ask] if written is None else [one.ask, written]
+    return Written(queries, 0.0, used.prompt_tokens, used.completion_tokens)
+
+
+async def places(client: AsyncSpillway, one: FollowUp, queries: Sequence[str]) -> int | None:
+    """Return where the page stands among the hits of all queries, as a grounded answer merges them."""
+    rows = await client.search_many(COLLECTION, list(queries), k=DEPTHS[-1], timeout_s=300)
+    best: dict[tuple[str, int], Hit] = {}
+    for hit in (hit for row in rows for hit in row.hits):
+        known = best.get((hit.id, hit.chunk))
+        if known is None or hit.score > known.score:
+            best[hit.id, hit.chunk] = hit
+    ordered = sorted(best.values(), key=lambda hit: (-hit.score, hit.id, hit.chunk))
+    return one.place(ordered[: DEPTHS[-1]])
+
+
+async def measure(
+    client: AsyncSpillway, given: Sequence[FollowUp], instruct: str, body: Body
+) -> None:
+    """Put into `body` what each writer of queries finds, and what it takes; `instruct`: a model, or ""."""
+    writers: dict[str, list[Written]] = {
+        "the last question": [Written([one.ask]) for one in given],
+        "no rewriting": [Written(one.queries(carry=False)) for one in given],
+        "`rewrite`, the rule": [Written(one.queries(carry=True)) for one in given],
+        "the shipped model, asked all the same": [await shipped(client, one) for one in given],
+        "written by hand": [Written([one.ask, one.alone]) for one in given],
+    }
+    if instruct:
+        by_model = [await rewritten(client, one, instruct) for one in given]
+        writers[f"`rewrite`, {instruct}"] = by_model
+    rows, shares = [], {}
+    for name, written in writers.items():
+        at = [
+            await places(client, one, each.queries)
+            for one, each in zip(given, written, strict=True)
+        ]
+        found = [sum(p is not None and p < depth for p in at) / len(at) for depth in DEPTHS]
+        shares[name] = found[DEPTHS.index(K)]
+        rows.append([name, *(f"{share:.1%}" for share in found), *_cost(written)])
+        body.samples[name] = [
+            {"ask": one.ask, "queries": each.queries, "place": place}
+            for one, each, place in zip(given, written, at, strict=True)
+        ]
+    columns = ["who writes the query", *(f"in the first {depth}" for depth in DEPTHS)]
+    body.table(
+        f"{len(given)} follow-ups: the page is among the hits",
+        [*columns, "ms", "tokens read", "tokens written"],
+        rows,
+    )
+    hard = shares["no rewriting"] <= GOAL
+    body.met[f"without a rewriting at most {GOAL:.0%} in the first {K}"] = (
+        "goal" if hard else "missed"
+    )
+    body.notes.append(
+        f"Collection `docs`, chunks of 200 tokens, the default encoder. Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a"
+        f" cross-encoder could at best bring the page into the first {K}: these columns are the most that `rerank` can"
+        " find with so many candidates. No trained cross-encoder was at hand, so how near one comes was not measured."
+    )
+
+
+async def measure_reranking(
+    client: AsyncSpillway, given: Sequence[FollowUp], model: str, body: Body
+) -> None:
+    """Put into `body` what reranking adds: the time of its stage and the tokens that are scored."""
+    rows = []
+    for candidates in DEPTHS[2:]:
+        options = {"rerank": {"model": model, "candidates": candidates}}
+        answers = [await _asked(client, one, options) for one in given]
+        spent = [_spent(answer, "rerank") for answer in answers]
+        tokens = [answer.retrieval.rerank["tokens"] for answer in answers if answer.retrieval]
+        body.samples[f"rerank {candidates}"] = [
+            {"ms": ms, "tokens": count} for ms, count in zip(spent, tokens, strict=True)
+        ]
+        cells = [f"{statistics.median(spent):.0f}", f"{statistics.median(tokens):.0f}"]
+        rows.append([str(candidates), *cells])
+    body.table("What reranking costs", ["candidates", "ms (median)", "tokens scored"], rows)
+    body.notes.append(
+        f"`{model}` has the default encoder's layers (6 of 384) under a random head: its time is that of a small"
+        " cross-encoder, its order means nothing."
+    )
+
+
+async def _asked(client: AsyncSpillway, one: FollowUp, options: dict[str, Any]) -> ChatCompletion:
+    retrieval = {"collection": COLLECTION, "k": K, **options}
+    return await client.chat.completions.create(
+        one.messages, model=READER, max_tokens=1, retrieval=retrieval, timeout_s=300
+    )
+
+
+def _spent(answer: ChatCompletion, stage: str) -> float:
+    stages = answer.retrieval.stages if answer.retrieval is not None else []
+    return sum(each.end_ms - each.start_ms for each in stages if each.name == stage)
+
+
+def _cost(written: Sequence[Written]) -> list[str]:
+    told = (
+        statistics.median(each.ms for each in written),
+        statistics.median(each.read for each in written),
+        statistics.median(each.wrote for each in written),
+    )
+    return [f"{value:.0f}" if value else "-" for value in told]

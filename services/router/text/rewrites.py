@@ -1,0 +1,83 @@
+"""Rewriting of follow-up questions into ones that stand alone, which a search understands: by a model, or by a rule.
+
+What a model is asked, and what is read from its answer; nothing of it is shown as an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from common.errors import InvalidRequest
+from common.types.generation import SamplingParams
+from common.wire.workflows import AnswerMarks, ChatRequest, GenerationOptions, RewriteOptions
+from services.router.text.chats import generation
+from services.router.text.generations import GenerationSpec
+from services.router.text.tokens import Spec
+
+INSTRUCTION = """\
+Rewrite the last question so that it can be understood without the conversation. Put what its words refer to in their \
+place, and change nothing else. Write the rewritten question and nothing else.
+
+{conversation}
+
+Last question: {question}
+
+Rewritten question:"""
+
+_TURNS = 4
+_MESSAGE_CHARS = 400
+_QUERY_CHARS = 512
+_NAMES = {"user": "User", "assistant": "Assistant"}
+_LABEL = re.compile(
+    r"\A\W*(?:(?:the\s+)?(?:rewritten|last|stand-?alone)\s+)?question\W*:\s*", re.IGNORECASE
+)
+_AROUND = " \t\"'`*“”«»"
+
+
+def rewriting(
+    ask: ChatRequest, spec: Spec, options: RewriteOptions, conversation: Sequence[dict[str, Any]]
+) -> GenerationSpec | None:
+    """Return the generate job by which `spec` rewrites the last of a conversation's messages.
+
+    It is told the last four questions and answers, each with its first 400 characters, or fewer turns where these do
+    not fit its context; None where no turn does, or where there is no turn before the last question.
+    """
+    *before, last = [
+        m for m in conversation if m["role"] in _NAMES and (m["content"] or "").strip()
+    ]
+    greedy = GenerationOptions(
+        sampling=SamplingParams(temperature=0.0),
+        max_new=options.max_tokens,
+        stop_ids=sorted(spec.stop_ids),
+        low=ask.options.low,
+    )
+    plain = ChatRequest(spec.name, ask.scope, [], greedy, marks=AnswerMarks())
+    for first in range(max(0, len(before) - 2 * _TURNS), len(before)):
+        said = "\n".join(
+            f"{_NAMES[message['role']]}: {_head(message['content'])}" for message in before[first:]
+        )
+        content = INSTRUCTION.format(conversation=said, question=last["content"].strip())
+        try:
+            return generation(plain, spec, messages=[{"role": "user", "content": content}])
+        except InvalidRequest as error:
+            if error.code != "context_length_exceeded":
+                raise
+    return None
+
+
+def _head(text: str) -> str:
+    return " ".join(text[:_MESSAGE_CHARS].split())
+
+
+def read(said: str) -> str | None:
+    """Return the question that a model wrote, without label, quotes and reasoning; None where it wrote none."""
+    _, _, after = said.rpartition("</think>")
+    if "<think>" in after:
+        return None
+    for line in after.splitlines():
+        question = _LABEL.sub("", line).strip(_AROUND)
+        if any(map(str.isalnum, question)):
+            return question[:_QUERY_CHARS]
+    return None
