@@ -10,6 +10,7 @@ from bench.figures.engines import ENGINE_FIGURES
 from bench.figures.figure import NOT_THERE, Figure, Found, at, rows_where
 from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
+from bench.figures.retrieval import RETRIEVAL_FIGURES
 
 COLUMNS = ("row", "part", "must", "goal", "ours", "rival", "reached")
 
@@ -134,6 +135,47 @@ def _rows(found: Found, part: str) -> list[dict[str, str]]:
     """Return the rows of the first table whose title holds this, by column."""
     table = _titled(found, part)
     return [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
+
+
+def _retro() -> tuple[Figure, ...]:
+    """Return the lines of G1P: perplexity with retrieval, content by staleness, facts of generated texts."""
+
+    def gain(found: Found, interval: str, name: str) -> str:
+        rows = _rows(found, "Perplexity")
+        (row,) = (
+            row for row in rows if row["interval"] == interval and row["retrieval"].startswith(name)
+        )
+        return row["by that of none [95 %]"]
+
+    def content(found: Found, row: int) -> str:
+        cells = _titled(found, "Cosine")["rows"][row]
+        return f"{cells[1]}, {cells[-1]}"
+
+    def facts(found: Found) -> str:
+        return ", ".join(
+            f"{row['retrieval']} {row['interval']}: {row['facts [95 %]'].split(' ')[0]}"
+            for row in _rows(found, "Later facts")
+        )
+
+    met = "retrieval lowers perplexity by 5 %"
+    return (
+        *(
+            Figure(
+                "G1P", f"RETRO-type model: perplexity by that without retrieval, {name} at interval 64", "≤ 0.95",
+                "≤ 0.95", partial(gain, interval="64", name=name), met,
+            )
+            for name in ("sequential", "pipelined")
+        ),
+        Figure(
+            "G1P", "cosine of content with a fresh query's, staleness 1 and 64", "shape", "shape",
+            lambda f: content(f, 0), "similarity falls with staleness",
+            lambda f: f"thesis: {content(f, 2)}",
+        ),
+        Figure(
+            "G1P", "later facts told rightly", "≥ sequential - 1 point", "the same", facts,
+            "pipelined tells as many facts as sequential, to a point",
+        ),
+    )  # fmt: skip
 
 
 def _process(name: str, column: str, rival: str, goal: str) -> Figure:
@@ -585,6 +627,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: ", ".join(row[-2] for row in _titled(f, "Figure 4.7")["rows"]), "shape of figure 4.7",
         lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
     ),
+    *_retro(),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),
@@ -667,6 +710,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *HTTP_FIGURES,
     *PAGE_FIGURES,
+    *RETRIEVAL_FIGURES,
     Figure(
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
         lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",

@@ -82,6 +82,7 @@ def test_the_wheel_holds_the_libraries_and_is_for_this_platform(wheels: Path) ->
     assert {name for name in holds if name.endswith(".so")} == wanted
     assert {
         "models/demo/model.safetensors",
+        "models/retro/model.safetensors",
         "services/router/dashboard/index.html",
         "services/router/openapi.yaml",
         "engine/kernels/decoder/step.cpp",
