@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-VERSION = 1
+VERSION: Literal[1] = 1
 ServiceName = Literal["router", "gpu_worker", "cpu_worker", "vector_search", "kv_store"]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 NEEDED: tuple[ServiceName, ...] = ("router", "gpu_worker", "vector_search", "kv_store")
@@ -75,7 +75,7 @@ class PlannedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.service in _ENCODERS:
             if self.threads:
                 found["SPILLWAY_THREADS"] = str(self.threads)
-            if self.cores:
+            if self.cores and self.service == "cpu_worker":
                 found["SPILLWAY_CORES"] = self.cores
             if self.device != "auto":
                 found["SPILLWAY_DEVICE"] = self.device
@@ -139,6 +139,17 @@ class DeploymentPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         """Sixteen hexadecimal digits that differ between plans that differ in anything."""
         return hashlib.blake2b(write_plan(self), digest_size=8).hexdigest()
+
+    def planned_costs(self) -> str:
+        """Return the costs as the router's SPILLWAY_PLANNED_COSTS has them: kind:items:tokens=seconds, with commas."""
+        return ",".join(f"{c.kind}:{c.items}:{c.tokens}={c.seconds:.6g}" for c in self.costs)
+
+    def environment(self, entry: PlannedService) -> dict[str, str]:
+        """Return all variables of an entry's replicas: a router's hold the costs too; PlanError on two values."""
+        found = entry.environment()
+        if entry.service == "router" and self.costs:
+            found["SPILLWAY_PLANNED_COSTS"] = self.planned_costs()
+        return found
 
     def of_service(self, service: ServiceName) -> list[PlannedService]:
         """Return the entries of a service in their order."""
