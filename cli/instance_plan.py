@@ -146,7 +146,7 @@ class InstancePlan:
         service = replica.entry.service
         flags = self._flags(index, replica.number)
         if service == "gpu_worker":
-            flags += ["--chat-model", planned.chat(replica.entry).value]
+            flags += ["--chat-model", planned.chat(replica.entry).value or chat_model.NONE]
         elif service == "router":
             port = (self.port, *self.further_ports)[replica.number]
             flags += ["--port", str(port)]

@@ -17,6 +17,7 @@ SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 NEEDED: tuple[ServiceName, ...] = ("router", "gpu_worker", "vector_search", "kv_store")
 MEMORY_TOLERANCE = 0.05  # kernels of the same machine differ in what they keep for themselves
 _ENCODERS = frozenset({"gpu_worker", "cpu_worker"})
+_THREADS = {"vector_search": "SPILLWAY_SEARCH_THREADS", "router": "SPILLWAY_TEXT_PROCESSES"}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9_]{0,62})?\Z")]
@@ -79,8 +80,8 @@ class PlannedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 found["SPILLWAY_CORES"] = self.cores
             if self.device != "auto":
                 found["SPILLWAY_DEVICE"] = self.device
-        elif self.service == "vector_search" and self.threads:
-            found["SPILLWAY_SEARCH_THREADS"] = str(self.threads)
+        elif self.threads and self.service in _THREADS:
+            found[_THREADS[self.service]] = str(self.threads)
         for name, value in self.settings.items():
             if found.setdefault(name, value) != value:
                 raise PlanError(
@@ -191,6 +192,10 @@ def check_plan(plan: DeploymentPlan) -> None:
                 f"services: two entries are named {each.label!r}; expected one, or a `name`"
             )
         labels.add(each.label)
+        if each.threads and each.service == "kv_store":
+            raise PlanError(
+                f"services: {each.label}: threads {each.threads}; expected none, for it computes nothing"
+            )
         each.environment()
     for service in NEEDED:
         if not plan.replicas(service):

@@ -8,6 +8,8 @@ import msgspec
 
 from planner.deployment import SERVICES, DeploymentPlan, PlannedService
 
+# Compared by the threads that compute, which a process counts itself.
+_COUNTED = frozenset({"SPILLWAY_THREADS", "SPILLWAY_SEARCH_THREADS", "SPILLWAY_TEXT_PROCESSES"})
 Default = Callable[[PlannedService, str], str]
 
 
@@ -65,6 +67,8 @@ def _unlike(
     if entry.cores and process.cores != (planned := count_cores(entry.cores)):
         found.append(f"cores {process.cores}, planned {planned}")
     for variable, value in plan.environment(entry).items():
+        if variable in _COUNTED:
+            continue
         reported = process.settings.get(variable, default(entry, variable))
         if reported != _last_part(value):
             found.append(f"{variable} {reported!r}, planned {_last_part(value)!r}")

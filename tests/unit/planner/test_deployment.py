@@ -73,6 +73,7 @@ def test_threads_and_device_become_settings(service: Any) -> None:
         "gpu_worker": {"SPILLWAY_THREADS": "2", "SPILLWAY_DEVICE": "cpu"},
         "cpu_worker": {"SPILLWAY_THREADS": "2", "SPILLWAY_CORES": "0-1", "SPILLWAY_DEVICE": "cpu"},
         "vector_search": {"SPILLWAY_SEARCH_THREADS": "2"},
+        "router": {"SPILLWAY_TEXT_PROCESSES": "2"},
     }
 
     assert each.environment() == {**expected.get(service, {}), "SPILLWAY_DRAIN_S": "5"}
