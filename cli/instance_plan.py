@@ -8,9 +8,8 @@ import random
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from cli import chat_model, embedded
@@ -44,7 +43,7 @@ class PlannedProcess:
     argv: list[str]
     stage: int
     death_signal: int = signal.SIGKILL
-    env: Mapping[str, str] = MappingProxyType({})
+    env: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
 
 
