@@ -1,4 +1,4 @@
-"""`spillway plan` and `spillway plan retrieval`: the best ratio of inference to retrieval units, from measured times."""
+"""`spillway plan` and `spillway plan retrieval`: the best ratio of inference to retrieval units."""
 
 from __future__ import annotations
 
