@@ -260,8 +260,8 @@ def _goals(capacities: Sequence[tuple[float, float]], off: Sequence[float]) -> d
 
 def _notes(kept: MachineKept, load: RagLoad, options: BenchOptions) -> Iterator[str]:
     yield (
-        f"This machine: grounded chats, {load.prompt_tokens} prompt tokens that no cache holds, {load.answer_tokens} of "
-        f"answer, a model of 42 million random weights; deployments drawn by seed {options.seed}; capacity with "
+        f"This machine: grounded chats, {load.prompt_tokens} prompt tokens that no cache holds and {load.answer_tokens} "
+        f"of answer, a model of 42 million random weights; deployments drawn by seed {options.seed}; capacity with "
         f"{CLIENTS} clients. Calibrated on the idle mesh, before and apart from the deployments that are measured."
     )
     for each in kept.calibrations.values():
