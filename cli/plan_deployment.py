@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from cli.deployment_check import run_write
 from cli.quantities import count, number
 from common.errors import ConfigError
 from planner import front_plot
@@ -73,6 +74,13 @@ def add(verbs: Any) -> None:
     option(
         "--out", type=Path, metavar="PLAN", help="write the chosen plan, for `spillway up --plan`"
     )
+    option(
+        "--compose", type=Path, metavar="FILE", help="with --out: an override of compose.yaml too"
+    )
+    option("--kustomize", type=Path, metavar="DIR", help="with --out: a kustomize overlay too")
+    option(
+        "--k8s", type=Path, metavar="DIR", default=Path("k8s"), help="the folder k8s of a checkout"
+    )
     option("--json", action="store_true", help="for programs")
 
 
@@ -82,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--plot is {str(args.plot)!r}: expected a name that ends with .svg or .html"
         )
+    if (args.compose or args.kustomize) and not args.out:
+        raise ConfigError("--out is missing: expected it with --compose and --kustomize")
     levers = [_lever(name) for name in args.lever]
     try:
         found = _plan(args, levers)
@@ -93,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(_document(found), indent=2) if args.json else "\n".join(lines))
     if plan:
         _write(args.out, write_plan(plan))
+        if args.compose or args.kustomize:
+            args.file = args.out
+            run_write(args)
     if args.plot:
         _write(
             args.plot, _picture(found, running, lines, html=args.plot.suffix == ".html").encode()

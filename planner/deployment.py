@@ -11,12 +11,13 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-VERSION = 1
+VERSION: Literal[1] = 1
 ServiceName = Literal["router", "gpu_worker", "cpu_worker", "vector_search", "kv_store"]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 NEEDED: tuple[ServiceName, ...] = ("router", "gpu_worker", "vector_search", "kv_store")
 MEMORY_TOLERANCE = 0.05  # kernels of the same machine differ in what they keep for themselves
 _ENCODERS = frozenset({"gpu_worker", "cpu_worker"})
+_THREADS = {"vector_search": "SPILLWAY_SEARCH_THREADS", "router": "SPILLWAY_TEXT_PROCESSES"}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9_]{0,62})?\Z")]
@@ -75,12 +76,12 @@ class PlannedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.service in _ENCODERS:
             if self.threads:
                 found["SPILLWAY_THREADS"] = str(self.threads)
-            if self.cores:
+            if self.cores and self.service == "cpu_worker":
                 found["SPILLWAY_CORES"] = self.cores
             if self.device != "auto":
                 found["SPILLWAY_DEVICE"] = self.device
-        elif self.service == "vector_search" and self.threads:
-            found["SPILLWAY_SEARCH_THREADS"] = str(self.threads)
+        elif self.threads and self.service in _THREADS:
+            found[_THREADS[self.service]] = str(self.threads)
         for name, value in self.settings.items():
             if found.setdefault(name, value) != value:
                 raise PlanError(
@@ -140,6 +141,17 @@ class DeploymentPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Sixteen hexadecimal digits that differ between plans that differ in anything."""
         return hashlib.blake2b(write_plan(self), digest_size=8).hexdigest()
 
+    def planned_costs(self) -> str:
+        """Return the costs as the router's SPILLWAY_PLANNED_COSTS has them: kind:items:tokens=seconds, with commas."""
+        return ",".join(f"{c.kind}:{c.items}:{c.tokens}={c.seconds:.6g}" for c in self.costs)
+
+    def environment(self, entry: PlannedService) -> dict[str, str]:
+        """Return all variables of an entry's replicas: a router's hold the costs too; PlanError on two values."""
+        found = entry.environment()
+        if entry.service == "router" and self.costs:
+            found["SPILLWAY_PLANNED_COSTS"] = self.planned_costs()
+        return found
+
     def of_service(self, service: ServiceName) -> list[PlannedService]:
         """Return the entries of a service in their order."""
         return [each for each in self.services if each.service == service]
@@ -180,6 +192,10 @@ def check_plan(plan: DeploymentPlan) -> None:
                 f"services: two entries are named {each.label!r}; expected one, or a `name`"
             )
         labels.add(each.label)
+        if each.threads and each.service == "kv_store":
+            raise PlanError(
+                f"services: {each.label}: threads {each.threads}; expected none, for it computes nothing"
+            )
         each.environment()
     for service in NEEDED:
         if not plan.replicas(service):

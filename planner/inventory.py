@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from planner.deployment import MachineFingerprint
+from planner.deployment import MachineFingerprint, PlannedCost
 from planner.rag_schema import PlanInputError, StageName, read_struct
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
@@ -74,6 +74,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaling: Literal["shard", "replicate"] = "shard"
     decode: Literal["separate", "with_prefix"] = "separate"
     profile: list[ProfilePoint] = []
+    costs: list[PlannedCost] = []  # of the workers' own models, for the plan to be watched by
     machine: MachineFingerprint | None = None
 
     def charged(self, chips: int, hosts: int) -> int:

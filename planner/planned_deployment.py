@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from planner.deployment import (
     DeploymentPlan,
     PlacementGroup,
-    PlannedCost,
     PlannedPerformance,
     PlannedService,
     check_plan,
@@ -17,10 +15,6 @@ from planner.inventory import Inventory
 from planner.levers import PlanLever
 from planner.rag_schema import PlanInputError
 from planner.schedule_search import RagSchedule, ScheduledGroup, SearchSpace, parts
-
-_COST_KINDS: dict[str, Literal["embed", "rerank", "chat", "search"]] = {
-    "embed": "embed", "rerank": "rerank", "retrieval": "search", "prefix": "chat",
-}  # fmt: skip
 
 
 def deployment(
@@ -57,7 +51,7 @@ def deployment(
             qps_per_chip=schedule.qps_per_chip, binds="+".join(parts(space, schedule)[0].stages),
         ),
         schedule=groups,
-        costs=[*_costs(space, schedule)],
+        costs=inventory.costs,
     )  # fmt: skip
     check_plan(plan)
     return plan
@@ -140,20 +134,3 @@ def _with_levers(
     for lever in chosen:
         if not lever.variable and lever.service not in known:
             yield PlannedService(lever.service)
-
-
-def _costs(space: SearchSpace, schedule: RagSchedule) -> Iterator[PlannedCost]:
-    """Yield what the profile says of each stage's batch, for the mesh to be compared with."""
-    where = {
-        name: (group.units, batch)
-        for group in schedule.groups
-        for name, batch in zip(group.stages, group.batches, strict=True)
-    }
-    where["retrieval"] = (schedule.hosts, schedule.search_batch)
-    for name in space.schema.stages:
-        kind = _COST_KINDS.get(name)
-        if kind is not None:
-            units, batch = where[name]
-            tokens = 0 if name == "retrieval" else batch * space.schema.inference(name).tokens
-            seconds = space.profile(name, units, batch).latency_s
-            yield PlannedCost(kind, seconds, batch, tokens)

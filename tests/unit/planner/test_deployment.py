@@ -70,9 +70,10 @@ def test_threads_and_device_become_settings(service: Any) -> None:
     """Threads, cores and device are the variables by which the service knows them; others stay as they are."""
     each = PlannedService(service, 1, "", 2, "0-1", "cpu", {"SPILLWAY_DRAIN_S": "5"})
     expected = {
-        "gpu_worker": {"SPILLWAY_THREADS": "2", "SPILLWAY_CORES": "0-1", "SPILLWAY_DEVICE": "cpu"},
+        "gpu_worker": {"SPILLWAY_THREADS": "2", "SPILLWAY_DEVICE": "cpu"},
         "cpu_worker": {"SPILLWAY_THREADS": "2", "SPILLWAY_CORES": "0-1", "SPILLWAY_DEVICE": "cpu"},
         "vector_search": {"SPILLWAY_SEARCH_THREADS": "2"},
+        "router": {"SPILLWAY_TEXT_PROCESSES": "2"},
     }
 
     assert each.environment() == {**expected.get(service, {}), "SPILLWAY_DRAIN_S": "5"}
