@@ -96,7 +96,7 @@ def _rate(space: SearchSpace, schedule: RagSchedule, found: Sequence[SchedulePar
     first = found[0]
     said = f"{schedule.qps:.4g} requests/s: {_part(first)} binds"
     for group in schedule.groups:
-        if group.stages == first.stages and space.schema.spans(group.stages):
+        if group.stages == first.stages and space.waits(group.stages):
             said += ", which waits for retrieval between its stages"
     if len(found) > 1:
         said += f"; the next is {_part(found[1])} with {found[1].qps:.4g}"

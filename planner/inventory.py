@@ -82,6 +82,11 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(chips + hosts * self.host_takes, hosts * self.chips_per_host)
 
     @property
+    def pauses(self) -> bool:
+        """True if a group does nothing while a search between two of its stages runs; workers that decode go on."""
+        return self.decode == "separate"
+
+    @property
     def model(self) -> Chip | None:
         """The chip's figures, if they are known."""
         return CHIPS[self.chip] if isinstance(self.chip, str) else self.chip

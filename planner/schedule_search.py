@@ -78,6 +78,10 @@ class SearchSpace:
         usual = MOST_BATCH.get(stage, USUAL_MOST_BATCH)
         return powers(dict(self.most_batch).get(stage, usual))
 
+    def waits(self, group: tuple[str, ...]) -> bool:
+        """True if a group does nothing while a search between two of its stages runs."""
+        return self.inventory.pauses and self.schema.spans(group)
+
     def may_share(self, group: tuple[str, ...]) -> bool:
         """True if these stages may be a group."""
         return self.placements is None or group in self.placements
@@ -163,7 +167,7 @@ def of_group(
     if stages[-1] == "prefix" and search.again:
         later = space.profile("prefix", units, search.again)
         busy += space.schema.iterations / later.qps if later.fits else math.inf
-    if space.schema.spans(stages):
+    if space.waits(stages):
         busy += search.pause_s
     if memory > 1 or not busy < math.inf:
         return None
@@ -331,7 +335,7 @@ class _GroupFronts:
 
     def _relevant(self, stages: tuple[str, ...], search: _Search) -> _Search:
         """Return a search with only that in it which a group depends on."""
-        waits = search.pause_s if self._space.schema.spans(stages) else 0.0
+        waits = search.pause_s if self._space.waits(stages) else 0.0
         again = search.again if stages[-1] == "prefix" else 0
         return _Search(0, 0, again, 0.0, 0.0, waits, 0.0)
 
