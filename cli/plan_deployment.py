@@ -38,7 +38,7 @@ class _Found(NamedTuple):
     prices: Prices
     front: list[RagSchedule]
     choice: Choice
-    considered: int
+    kept: int
 
 
 def add(verbs: Any) -> None:
@@ -254,7 +254,7 @@ def _document(found: _Found) -> dict[str, Any]:
         "shortfalls": found.choice.shortfalls,
         "chosen": _told(found, found.choice.schedule),
         "front": [_told(found, each) for each in found.front],
-        "considered": found.considered,
+        "kept": found.kept,
     }
 
 

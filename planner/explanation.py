@@ -37,7 +37,7 @@ def explain(space: SearchSpace, choice: Choice, goals: Goals, *, fully: bool) ->
     found = parts(space, schedule)
     yield from _placed(space.inventory, schedule)
     yield f"batches      {batching(space, schedule)}"
-    yield f"first token  {_first_token(space, schedule, found)}"
+    yield f"first token  {_first_token(space, schedule)}"
     yield f"rate         {_rate(space, schedule, found)}"
     yield from _missed(schedule, choice, goals, found)
     if fully:
@@ -82,7 +82,7 @@ def _stage_latencies(space: SearchSpace, schedule: RagSchedule) -> dict[str, flo
     return {name: found[name] for name in space.schema.stages if name != "decode"}
 
 
-def _first_token(space: SearchSpace, schedule: RagSchedule, _found: Sequence[SchedulePart]) -> str:
+def _first_token(space: SearchSpace, schedule: RagSchedule) -> str:
     shares = _stage_latencies(space, schedule)
     longest = sorted(shares, key=lambda name: -shares[name])
     said = ", ".join(

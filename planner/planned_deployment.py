@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from planner.deployment import (
     DeploymentPlan,
@@ -116,7 +116,7 @@ def _search(inventory: Inventory, schedule: RagSchedule) -> PlannedService:
 
 
 def _with_levers(
-    services: Iterable[PlannedService], levers: Iterable[PlanLever]
+    services: Sequence[PlannedService], levers: Iterable[PlanLever]
 ) -> Iterator[PlannedService]:
     """Yield the entries with the settings and replicas of levers."""
     chosen = list(levers)
