@@ -66,7 +66,8 @@ _SELECTION = tuple(
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
-    "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION, "V4R": ("planner",),
+    "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
+    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": ("planner",),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
@@ -127,7 +128,7 @@ def main() -> int:
     left = {path: msgspec.json.decode(path.read_bytes()) for path in sorted(RESULTS.glob("*.json"))}
     for commit in _git("rev-list", "-n", str(COMMITS), "HEAD").decode().split():
         with tempfile.TemporaryDirectory(prefix="spillway-hot-path-") as folder:
-            tree = _git("archive", commit, "--", "common", "engine", "services")
+            tree = _git("archive", commit, "--", "common", "engine", "services", "planner")
             with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
                 archive.extractall(folder, filter="data")
             for path, found in list(left.items()):

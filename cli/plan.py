@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from cli import deployment_check
+from cli import deployment_check, plan_deployment
 from cli.quantities import count, seconds
 from common.errors import ConfigError
 from planner.disaggregation import (
@@ -73,6 +73,7 @@ def add(subparsers: Any) -> None:
         "--file", type=Path, help="JSON with these, times in seconds: inference_s, retrieval_s, …"
     )
     option("--json", action="store_true", help="for programs")
+    plan_deployment.add(verbs)
     deployment_check.add(verbs)
 
 
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Do what the verb says; ConfigError names the flag or the file that cannot be used."""
     verbs = {
         "retrieval": run_retrieval,
+        plan_deployment.VERB: plan_deployment.run,
         "check": deployment_check.run_check,
         "write": deployment_check.run_write,
     }

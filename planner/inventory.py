@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from planner.deployment import MachineFingerprint, PlannedCost
-from planner.rag_schema import StageName, PlanInputError, read_struct
+from planner.rag_schema import PlanInputError, StageName, read_struct
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -82,13 +82,18 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(chips + hosts * self.host_takes, hosts * self.chips_per_host)
 
     @property
+    def pauses(self) -> bool:
+        """True if a group does nothing while a search between two of its stages runs; workers that decode go on."""
+        return self.decode == "separate"
+
+    @property
     def model(self) -> Chip | None:
         """The chip's figures, if they are known."""
         return CHIPS[self.chip] if isinstance(self.chip, str) else self.chip
 
 
 def read_inventory(data: bytes, where: str) -> Inventory:
-    """Return the inventory of a file's YAML or JSON text; PlanInputError names `where`, the fault and what is expected."""
+    """Return the inventory of a file's YAML or JSON text; PlanInputError says where, what and what is expected."""
     found = read_struct(data, where, Inventory)
     if not found.chips:
         raise PlanInputError(

@@ -106,7 +106,7 @@ class _SchemaFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_schema(data: bytes, where: str) -> RAGSchema:
-    """Return the schema of a file's YAML or JSON text; PlanInputError names `where`, the fault, and what is expected."""
+    """Return the schema of a file's YAML or JSON text; PlanInputError says where, what and what is expected."""
     raw = read_struct(data, where, _SchemaFile)
     stages: dict[str, RagStage] = {}
     for name, fields in raw.stages.items():
@@ -114,18 +114,24 @@ def read_schema(data: bytes, where: str) -> RAGSchema:
             raise PlanInputError(
                 f"{where}: stages.{name} is no stage; expected one of {', '.join(STAGES)}"
             )
-        kind = RetrievalStage if name == "retrieval" else InferenceStage
+        kind: type[RagStage] = RetrievalStage if name == "retrieval" else InferenceStage
         try:
             stages[name] = msgspec.convert(fields, kind, strict=False)
         except msgspec.ValidationError as error:
             raise PlanInputError(
                 f"{where}: stages.{name}: {error}; expected {_fields(kind)}"
             ) from None
-    return RAGSchema({name: stages[name] for name in _order(stages, where)}, raw.name)
+    found = RAGSchema({name: stages[name] for name in _order(stages, where)}, raw.name)
+    if found.iterations and not found.inference("decode").tokens:
+        raise PlanInputError(
+            f"{where}: stages.decode.tokens is missing; expected the tokens of an answer, since retrieval.rounds is "
+            f"{found.iterations + 1}"
+        )
+    return found
 
 
 def read_struct(data: bytes, where: str, kind: type[T]) -> T:
-    """Return a file's YAML or JSON text as this type; PlanInputError names `where`, the fault, and what is expected."""
+    """Return a file's YAML or JSON text as this type; PlanInputError says where, what and what is expected."""
     try:
         return msgspec.convert(yaml.safe_load(data), kind, strict=False)
     except (msgspec.ValidationError, ValueError, RecursionError, yaml.YAMLError) as error:

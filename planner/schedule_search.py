@@ -1,9 +1,9 @@
 """The search for schedules (RAGO, section 3.6): placement, allocation and batching, and the front of what they give.
 
-A schedule puts consecutive stages into groups, gives each group, the decode stage and the search a power of two of units,
-and each stage a power of two of requests a batch. `every_schedule` tries all. `best_schedules` keeps, of what some chips
-give, only what no other of theirs betters in both latency and rate, and joins the groups' fronts one after another: a rate
-is the least of the groups', a latency their sum, so nothing that it drops could be part of a better whole.
+A schedule puts consecutive stages into groups, gives each group, the decode stage and the search a power of two of
+units, and each stage a power of two of requests a batch. `every_schedule` tries all. `best_schedules` keeps, of what
+some chips give, only what no other of theirs betters in both latency and rate, and joins the groups' fronts one after
+another: a rate is the least of the groups', a latency their sum, so nothing that it drops is part of a better whole.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RagSchedule(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """What schedules are compared by, each the lower the better: the first token, the rate of a chip, later tokens."""
+        """What schedules are compared by, the lower the better: first token, rate of a chip, later tokens."""
         return self.ttft_s, -self.qps_per_chip, self.tpot_s
 
 
@@ -77,6 +77,10 @@ class SearchSpace:
         """Return the batches that a stage may have."""
         usual = MOST_BATCH.get(stage, USUAL_MOST_BATCH)
         return powers(dict(self.most_batch).get(stage, usual))
+
+    def waits(self, group: tuple[str, ...]) -> bool:
+        """True if a group does nothing while a search between two of its stages runs."""
+        return self.inventory.pauses and self.schema.spans(group)
 
     def may_share(self, group: tuple[str, ...]) -> bool:
         """True if these stages may be a group."""
@@ -112,8 +116,8 @@ def powers(most: int) -> list[int]:
 def idleness(waiting: int, slots: int) -> float:
     """Return how much longer sequences take that wait until so many of `slots` want to retrieve; 1: not at all.
 
-    Retrievals at random places make the others reach theirs one after another: (D/I)(H(D) - H(D-I)), with H the harmonic
-    numbers. Within 0.02 of figure 3.8b for batches of up to half the slots; more are not planned.
+    Retrievals at random places are reached one after another: (D/I)(H(D) - H(D-I)), with H the harmonic numbers. Within
+    0.02 of figure 3.8b for batches of up to half the slots; larger ones are not planned.
     """
     return slots / waiting * sum(1 / left for left in range(slots - waiting + 1, slots + 1))
 
@@ -123,24 +127,24 @@ def idleness(waiting: int, slots: int) -> float:
 
 def searches(space: SearchSpace) -> list[_Search]:
     """Return the ways to search that fit; one that takes nothing if the pipeline has no search."""
-    stage, found = space.schema.retrieval, []
-    if stage is None:
-        return [_Search(0, 0, 0, 0.0, math.inf, 0.0, 0.0)]
-    more = space.schema.iterations
-    for hosts in powers(space.inventory.hosts):
-        for batch in space.batches("retrieval"):
-            first = space.profile("retrieval", hosts, batch)
-            if not first.fits:
-                continue
-            for again in powers(space.batches("decode")[-1] // 2) if more else [0]:
-                later = space.profile("retrieval", hosts, again) if again else first
-                if later.fits:
-                    qps = 1 / (1 / first.qps + more / later.qps)
-                    pause = first.latency_s / batch
-                    found.append(
-                        _Search(hosts, batch, again, first.latency_s, qps, pause, later.latency_s)
-                    )
-    return found
+    if space.schema.retrieval is None:
+        return [_search(space, 0, 0, 0)]
+    again = powers(space.batches("decode")[-1] // 2) if space.schema.iterations else [0]
+    ways = itertools.product(powers(space.inventory.hosts), space.batches("retrieval"), again)
+    found = (_search(space, *way) for way in ways)
+    return [each for each in found if each.qps]
+
+
+def _search(space: SearchSpace, hosts: int, batch: int, again: int) -> _Search:
+    """Return what so many hosts give with these batches; a rate of 0 where they do not hold the vectors."""
+    if not hosts:
+        return _Search(0, 0, 0, 0.0, math.inf, 0.0, 0.0)
+    first = space.profile("retrieval", hosts, batch)
+    later = space.profile("retrieval", hosts, again) if again else first
+    fits = first.fits and later.fits and first.qps and later.qps
+    qps = 1 / (1 / first.qps + space.schema.iterations / later.qps) if fits else 0.0
+    pause = first.latency_s / batch
+    return _Search(hosts, batch, again, first.latency_s, qps, pause, later.latency_s)
 
 
 def of_group(
@@ -155,13 +159,15 @@ def of_group(
     Its stages take turns, so a request occupies it for the sum of their shares of a batch; a search between two of them
     is waited for. With retrievals during generation `prefix` also reads what each of them brings.
     """
-    found = [space.profile(*each) for each in zip(stages, itertools.repeat(units), batches)]
+    found = [
+        space.profile(*each) for each in zip(stages, itertools.repeat(units), batches, strict=False)
+    ]
     busy = sum(1 / each.qps if each.qps else math.inf for each in found)
     memory = sum(each.memory for each in found)
     if stages[-1] == "prefix" and search.again:
         later = space.profile("prefix", units, search.again)
         busy += space.schema.iterations / later.qps if later.fits else math.inf
-    if space.schema.spans(stages):
+    if space.waits(stages):
         busy += search.pause_s
     if memory > 1 or not busy < math.inf:
         return None
@@ -191,7 +197,8 @@ def of_answers(space: SearchSpace, head: _Point, decode: StageProfile, batch: in
     """Return what a last group gives that also decodes, on the same chips."""
     (group,) = head.groups
     own = [
-        space.profile(name, group.units, each) for name, each in zip(group.stages, group.batches)
+        space.profile(name, group.units, each)
+        for name, each in zip(group.stages, group.batches, strict=True)
     ]
     if sum(each.memory for each in own) + decode.memory > 1:
         return None
@@ -226,7 +233,9 @@ def _with_batches(
     """Yield the schedules of a placement and an allocation."""
     each_batches = [[*itertools.product(*map(space.batches, group))] for group in groups]
     for batches in itertools.product(*each_batches):
-        parts = [of_group(space, *each, search) for each in zip(groups, units, batches)]
+        parts = [
+            of_group(space, *each, search) for each in zip(groups, units, batches, strict=False)
+        ]
         if None in parts:
             continue
         heads = [part for part in parts if part is not None]
@@ -326,7 +335,7 @@ class _GroupFronts:
 
     def _relevant(self, stages: tuple[str, ...], search: _Search) -> _Search:
         """Return a search with only that in it which a group depends on."""
-        waits = search.pause_s if self._space.schema.spans(stages) else 0.0
+        waits = search.pause_s if self._space.waits(stages) else 0.0
         again = search.again if stages[-1] == "prefix" else 0
         return _Search(0, 0, again, 0.0, 0.0, waits, 0.0)
 
@@ -463,7 +472,7 @@ def _decode_front(points: list[_Point]) -> _Front:
 
 
 def _join(one: _Front, other: _Front) -> _Front:
-    """Return what two fronts give together: of each rate the least latencies; linear, since only the slower must rise."""
+    """Return what two fronts give together: of each rate the least latencies. Only the slower one must rise."""
     found: _Front = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -486,3 +495,48 @@ def front(schedules: Iterable[RagSchedule]) -> list[RagSchedule]:
         if not kept or each.qps_per_chip > kept[-1].qps_per_chip:
             kept.append(each)
     return kept
+
+
+class SchedulePart(NamedTuple):
+    """A part of a schedule that can bind: its stages, its units, its requests/s, and its seconds of the first token."""
+
+    stages: tuple[str, ...]
+    units: int
+    qps: float
+    latency_s: float
+
+
+def parts(space: SearchSpace, schedule: RagSchedule) -> list[SchedulePart]:
+    """Return the groups and the search of a schedule, the one that binds first."""
+    search = _search(space, schedule.hosts, schedule.search_batch, schedule.again)
+    found = []
+    if schedule.hosts:
+        found.append(SchedulePart(("retrieval",), schedule.hosts, search.qps, search.latency_s))
+    prefix_units = next(each.units for each in schedule.groups if "prefix" in each.stages)
+    for group in schedule.groups:
+        point = _group_point(space, group, search, prefix_units)
+        found.append(SchedulePart(group.stages, group.units, point.qps, point.latency_s))
+    return sorted(found, key=lambda each: each.qps)
+
+
+def _group_point(
+    space: SearchSpace, group: ScheduledGroup, search: _Search, prefix_units: int
+) -> _Point:
+    """Return what a group of a schedule gives; ValueError if it does not fit."""
+    decodes = group.stages[-1] == "decode"
+    before = len(group.stages) - decodes
+    head = (
+        of_group(space, group.stages[:before], group.units, group.batches[:before], search)
+        if before
+        else None
+    )
+    found = head
+    if decodes:
+        decode = of_decode(space, group.units, group.batches[-1], search, prefix_units)
+        if decode is not None and head is not None:
+            found = of_answers(space, head, decode, group.batches[-1])
+        elif decode is not None and not before:
+            found = _Point(0.0, decode.qps, decode.latency_s, (group,))
+    if found is None:
+        raise ValueError(f"{', '.join(group.stages)} on {group.units}: does not fit")
+    return found

@@ -141,7 +141,7 @@ def generation_profile(
 
 def measured(inventory: Inventory) -> Profile:
     """Return the profile that was measured; what was not measured does not fit."""
-    points = {
+    points: dict[tuple[str, int, int], StageProfile] = {
         (point.stage, point.units, point.batch): StageProfile(
             point.latency_s, point.qps, point.memory
         )
@@ -158,7 +158,7 @@ def measured(inventory: Inventory) -> Profile:
 
 
 def profile_of(schema: RAGSchema, inventory: Inventory) -> Profile:
-    """Return the measured profile if the inventory has one, else the analytical one; PlanInputError if neither can be."""
+    """Return the measured profile if the inventory has one, else the analytical one; PlanInputError without either."""
     if not inventory.profile:
         return roofline(schema, inventory)
     known = {point.stage for point in inventory.profile}

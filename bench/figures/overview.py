@@ -87,6 +87,10 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
             "synthetic lists, vectors of 384", "exact selections, the thesis", PROCESS,
         ),
         Line("V4R", "the ratio of generating to retrieving units", "-", "a simulation, the thesis", "simulated"),
+        Line(
+            "G2", "deployments planned: placement, allocation, batches", "8B, 70B (rooflines)",
+            "brute force, the thesis", "simulated",
+        ),
     ),
     "engine": (
         Line("L1", "decode, one stream: tokens/s, share of the memory's bandwidth", _LARGE, _BOTH, PROCESS),
