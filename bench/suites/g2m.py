@@ -1,4 +1,4 @@
-"""Part of G2: deployments of this machine, as the simulation predicts them and as they serve grounded chats.
+"""G2M: deployments of this machine, as the simulation predicts them and as they serve grounded chats.
 
 Candidates are drawn by the seed. Each is started from its plan, answers a closed loop of clients (its capacity), and
 then Poisson arrivals at shares of the predicted capacity. Predictions use the same arrivals.
@@ -64,8 +64,9 @@ class MachineKept(msgspec.Struct):
     deployments: dict[str, Measured] = {}
 
 
-def on_this_machine(body: Body, options: BenchOptions) -> None:
-    """Measure what the partial file lacks, and add what was predicted beside what was measured to the row."""
+def run(options: BenchOptions) -> Body:
+    """Measure what the partial file lacks (quick: two deployments, seconds), and compare it with the predictions."""
+    body = Body()
     partial = Partial(options, MachineKept)
     machine = fingerprint(device="cpu")
     model = grounded_load.write_model(options.setup_dir / "models" / _MODEL)
@@ -78,7 +79,8 @@ def on_this_machine(body: Body, options: BenchOptions) -> None:
         for candidate in drawn(machine.cores, options):
             _measure(candidate, costs, load, partial, machine, model, options)
         describe(body, partial.kept, machine.cores, options)
-    body.left += partial.left
+    body.left = partial.left
+    return body
 
 
 def threads_of(cores: int) -> list[int]:
@@ -213,7 +215,7 @@ def ranked_right(predicted: Sequence[float], measured: Sequence[float]) -> bool:
 
 def describe(body: Body, kept: MachineKept, cores: int, options: BenchOptions) -> None:
     """Add the tables, the samples and the goals of what has been measured."""
-    body.samples["this machine"] = msgspec.to_builtins(kept)
+    body.samples["kept"] = msgspec.to_builtins(kept)
     costs, load = joined([*kept.calibrations.values()])
     rows, off, capacities = [], list[float](), list[tuple[float, float]]()
     for candidate in drawn(cores, options):
@@ -237,6 +239,9 @@ def describe(body: Body, kept: MachineKept, cores: int, options: BenchOptions) -
     columns = ["deployment", "requests/s predicted", "measured (prediction off by)"]
     columns += [f"first token ms at {share:.0%}: measured / predicted" for share in SHARES]
     body.table("Deployments of this machine", columns, rows)
+    far = [abs(_off(*each)) for each in capacities]
+    body.samples |= {"capacity/furthest": max(far, default=0.0)}
+    body.samples |= {"first token/furthest": max(off, default=0.0)}
     body.met.update(_goals(capacities, off))
     body.notes += [*_notes(kept, load, options)]
 
@@ -260,9 +265,9 @@ def _goals(capacities: Sequence[tuple[float, float]], off: Sequence[float]) -> d
 
 def _notes(kept: MachineKept, load: RagLoad, options: BenchOptions) -> Iterator[str]:
     yield (
-        f"This machine: grounded chats, {load.prompt_tokens} prompt tokens that no cache holds and {load.answer_tokens} "
-        f"of answer, a model of 42 million random weights; deployments drawn by seed {options.seed}; capacity with "
-        f"{CLIENTS} clients. Calibrated on the idle mesh, before and apart from the deployments that are measured."
+        f"Grounded chats: {load.prompt_tokens} prompt tokens that no cache holds, {load.answer_tokens} of answer, a model "
+        f"of 42 million random weights; deployments drawn by seed {options.seed}; capacity with {CLIENTS} clients. "
+        "Calibrated on an idle mesh, before and apart from the deployments that are measured."
     )
     for each in kept.calibrations.values():
         step = each.worker.step
