@@ -265,8 +265,8 @@ def _goals(capacities: Sequence[tuple[float, float]], off: Sequence[float]) -> d
 
 def _notes(kept: MachineKept, load: RagLoad, options: BenchOptions) -> Iterator[str]:
     yield (
-        f"Grounded chats: {load.prompt_tokens} prompt tokens that no cache holds, {load.answer_tokens} of answer, a model "
-        f"of 42 million random weights; deployments drawn by seed {options.seed}; capacity with {CLIENTS} clients. "
+        f"Grounded chats: {load.prompt_tokens} prompt tokens that no cache holds, {load.answer_tokens} of answer; a "
+        f"model of 42 million random weights; deployments drawn by seed {options.seed}; {CLIENTS} clients for capacity. "
         "Calibrated on an idle mesh, before and apart from the deployments that are measured."
     )
     for each in kept.calibrations.values():
