@@ -265,8 +265,9 @@ def _goals(capacities: Sequence[tuple[float, float]], off: Sequence[float]) -> d
 
 def _notes(kept: MachineKept, load: RagLoad, options: BenchOptions) -> Iterator[str]:
     yield (
-        f"Grounded chats: {load.prompt_tokens} prompt tokens that no cache holds, {load.answer_tokens} of answer; a "
-        f"model of 42 million random weights; deployments drawn by seed {options.seed}; {CLIENTS} clients for capacity. "
+        f"Grounded chats, {load.prompt_tokens} prompt tokens that no cache holds and {load.answer_tokens} of answer, "
+        "by a model of 42 million random weights. "
+        f"Deployments are drawn by seed {options.seed}; capacity is that of {CLIENTS} clients. "
         "Calibrated on an idle mesh, before and apart from the deployments that are measured."
     )
     for each in kept.calibrations.values():
