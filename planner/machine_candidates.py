@@ -62,11 +62,13 @@ class MachineCandidate:
         alone = {"SPILLWAY_CHAT_MODEL": chat_model, "SPILLWAY_MAX_RUNNING": str(self.running)}
         alone |= {"SPILLWAY_EMBED_MODEL": "none"} if self.own_encoder else {}
         encoder = PlannedService(
-            "gpu_worker", 1, "encoder", 1, settings={"SPILLWAY_CHAT_MODEL": "none"}
+            "gpu_worker", 1, "encoder", 1, device="cpu", settings={"SPILLWAY_CHAT_MODEL": "none"}
         )
         return [
             PlannedService("router"),
-            PlannedService("gpu_worker", self.writers, threads=self.threads, settings=alone),
+            PlannedService(
+                "gpu_worker", self.writers, threads=self.threads, device="cpu", settings=alone
+            ),
             *([encoder] if self.own_encoder else []),
             PlannedService("vector_search", threads=1),
             PlannedService("kv_store"),

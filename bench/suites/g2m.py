@@ -68,7 +68,7 @@ def run(options: BenchOptions) -> Body:
     """Measure what the partial file lacks (quick: two deployments, seconds), and compare it with the predictions."""
     body = Body()
     partial = Partial(options, MachineKept)
-    machine = fingerprint(device="cpu")
+    machine = fingerprint()
     model = grounded_load.write_model(options.setup_dir / "models" / _MODEL)
     for threads in threads_of(machine.cores):
         if str(threads) not in partial.kept.calibrations and partial.begins():
