@@ -18,7 +18,7 @@ from planner.front_plot import FrontPoint
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import read_inventory
 from planner.levers import LEVERS, PlanLever
-from planner.planned_deployment import deployment
+from planner.planned_deployment import deployment, runnable_groups
 from planner.rag_schema import STAGES, PlanInputError, read_schema
 from planner.schedule_search import RagSchedule, SearchSpace, best_schedules, front
 from planner.stage_profile import profile_of
@@ -131,7 +131,9 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
         )
     for lever in levers:
         schema = lever.applied(schema)
-    space = SearchSpace(schema, inventory, profile_of(schema, inventory), tuple(most.items()))
+    groups = runnable_groups(schema) if inventory.machine else None
+    profile = profile_of(schema, inventory)
+    space = SearchSpace(schema, inventory, profile, tuple(most.items()), groups)
     every = best_schedules(space)
     choice = choose(every, goals, prices)
     if choice is None:

@@ -358,22 +358,22 @@ def test_a_schedule_as_a_deployment() -> None:
     schedule = next(each for each in best_schedules(space) if each.groups == wanted)
     plan = deployment(space, schedule, [LEVERS[0]])
 
-    assert {each.service: each.threads for each in plan.services} == {
-        "router": 0, "kv_store": 0, "cpu_worker": 1, "gpu_worker": 2, "vector_search": 1,
+    assert {each.label: each.threads for each in plan.services} == {
+        "router": 0, "kv_store": 0, "encoder": 1, "gpu_worker": 2, "vector_search": 1,
     }  # fmt: skip
-    (worker,) = plan.of_service("gpu_worker")
+    encoder, worker = plan.of_service("gpu_worker")
+    assert encoder.settings == {"SPILLWAY_CHAT_MODEL": "none"}
     assert worker.settings == {
         "SPILLWAY_MAX_RUNNING": "2", "SPILLWAY_STEP_TOKENS": "200", "SPILLWAY_EMBED_MODEL": "none",
         "SPILLWAY_CHAT_DTYPE": "int8",
     }  # fmt: skip
     assert worker.device == "cpu"
     assert {group.service for group in plan.schedule} == {
-        "cpu_worker",
+        "encoder",
         "gpu_worker",
         "vector_search",
     }
     assert plan.predicted.qps == schedule.qps
-    assert [cost.kind for cost in plan.costs] == ["embed", "search", "chat"]
     assert read_plan(write_plan(plan), "plan.json") == plan
 
 
@@ -401,7 +401,13 @@ def test_replicas_of_accelerators_and_overflow() -> None:
         (("prefix", "decode"), {"decode": "separate"}, "decode on chips of its own"),
         (("prefix", "decode"), {"resource": "chip"}, "divides prefix, decode among 2 accelerators"),
         (("db_encode", "prefix", "decode"), {}, "expected no db_encode"),
-        (("rewrite_prefix", "prefix", "decode"), {}, "has rewrite_prefix apart from prefix"),
+        (
+            ("rewrite_prefix", "prefix", "decode"),
+            {},
+            "has rewrite_prefix apart from embed and prefix",
+        ),
+        (("rewrite_prefix", "embed", "prefix", "decode"), {"chips": 2}, "has rewrite_prefix apart"),
+        (("rerank", "prefix", "decode"), {}, "has rerank apart from embed and prefix"),
     ],
 )
 def test_what_the_product_cannot_run(
