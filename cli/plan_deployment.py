@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -46,12 +48,7 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(VERB, help=HELP, description=HELP)
     option = parser.add_argument
     option("--schema", type=Path, required=True, help="the pipeline's stages, YAML or JSON")
-    option(
-        "--inventory",
-        type=Path,
-        required=True,
-        help="chips, hosts and profiles: `spillway profile`",
-    )
+    option("--inventory", type=Path, required=True, help="what there is: `spillway profile`")
     option(
         "--goal", action="append", default=[], metavar="NAME=N",
         help=f"what shall be reached, any of {', '.join(GOALS)}",
@@ -105,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
         _write(args.out, write_plan(plan))
         if args.compose or args.kustomize:
             args.file = args.out
-            run_write(args)
+            with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+                run_write(args)
     if args.plot:
         _write(
             args.plot, _picture(found, running, lines, html=args.plot.suffix == ".html").encode()
