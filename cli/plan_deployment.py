@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +20,7 @@ from planner.front_plot import FrontPoint
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import read_inventory
 from planner.levers import LEVERS, PlanLever
-from planner.planned_deployment import deployment
+from planner.planned_deployment import deployment, runnable_groups
 from planner.rag_schema import STAGES, PlanInputError, read_schema
 from planner.schedule_search import RagSchedule, SearchSpace, best_schedules, front
 from planner.stage_profile import profile_of
@@ -46,12 +48,7 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(VERB, help=HELP, description=HELP)
     option = parser.add_argument
     option("--schema", type=Path, required=True, help="the pipeline's stages, YAML or JSON")
-    option(
-        "--inventory",
-        type=Path,
-        required=True,
-        help="chips, hosts and profiles: `spillway profile`",
-    )
+    option("--inventory", type=Path, required=True, help="what there is: `spillway profile`")
     option(
         "--goal", action="append", default=[], metavar="NAME=N",
         help=f"what shall be reached, any of {', '.join(GOALS)}",
@@ -105,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
         _write(args.out, write_plan(plan))
         if args.compose or args.kustomize:
             args.file = args.out
-            run_write(args)
+            with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+                run_write(args)
     if args.plot:
         _write(
             args.plot, _picture(found, running, lines, html=args.plot.suffix == ".html").encode()
@@ -131,7 +129,9 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
         )
     for lever in levers:
         schema = lever.applied(schema)
-    space = SearchSpace(schema, inventory, profile_of(schema, inventory), tuple(most.items()))
+    groups = runnable_groups(schema) if inventory.machine else None
+    profile = profile_of(schema, inventory)
+    space = SearchSpace(schema, inventory, profile, tuple(most.items()), groups)
     every = best_schedules(space)
     choice = choose(every, goals, prices)
     if choice is None:

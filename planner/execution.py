@@ -27,6 +27,15 @@ class PipelineStage(NamedTuple):
     time: BatchTime
 
 
+class _Event(NamedTuple):
+    """A batch ends at a stage, or (-1) a request arrives; `number` orders what happens at once."""
+
+    at: float
+    number: int
+    place: int
+    requests: list[int]
+
+
 @dataclass(slots=True)
 class _Pipeline:
     """What waits before each stage, and when each group is free again."""
@@ -51,6 +60,22 @@ class _Pipeline:
                 return place
         return None
 
+    def begin(self, place: int) -> list[int]:
+        """Return the batch with which a stage begins."""
+        stage, queue = self.stages[place], self.queues[place]
+        batch = [queue.popleft() for _ in range(min(stage.batch, len(queue)))]
+        self.running[place] += len(batch)
+        self.idle.discard(stage.group)
+        return batch
+
+    def end(self, ended: _Event) -> None:
+        """Pass the requests of a batch on, and free the group that ran it."""
+        if ended.place >= 0:
+            self.running[ended.place] -= len(ended.requests)
+            self.idle.add(self.stages[ended.place].group)
+        if ended.place + 1 < len(self.stages):
+            self.queues[ended.place + 1].extend(ended.requests)
+
     def last_of(self, place: int) -> bool:
         """True if nothing more can come to a stage: it does not wait for a full batch then."""
         return not any(self.queues[:place]) and not any(self.running[:place])
@@ -67,43 +92,29 @@ def completions(
 
     A stage begins with a full batch (with `fills`; the last ones with what there is), or with what is waiting.
     """
-    many = len(stages)
-    pipeline = _Pipeline(stages, order, fills, [deque() for _ in stages], [0] * many)
+    pipeline = _Pipeline(stages, order, fills, [deque() for _ in stages], [0] * len(stages))
     pipeline.idle = {stage.group for stage in stages}
     done = [0.0] * len(arrivals_s)
-    # (time, order of events, the stage that ends or -1, its requests)
-    events = [(at, number, -1, [number]) for number, at in enumerate(arrivals_s)]
+    events = [_Event(at, number, -1, [number]) for number, at in enumerate(arrivals_s)]
     heapq.heapify(events)
-    left, number = len(events), len(events)
+    left = numbers = len(events)
     while events:
-        now = events[0][0]
-        while events and events[0][0] <= now:
-            _, _, place, requests = heapq.heappop(events)
-            left -= place < 0
-            if place >= 0:
-                pipeline.running[place] -= len(requests)
-                pipeline.idle.add(stages[place].group)
-            if place + 1 < many:
-                pipeline.queues[place + 1].extend(requests)
-            else:
-                for each in requests:
+        now = events[0].at
+        while events and events[0].at <= now:
+            ended = heapq.heappop(events)
+            left -= ended.place < 0
+            pipeline.end(ended)
+            if ended.place == len(stages) - 1:
+                for each in ended.requests:
                     done[each] = now
         for group in sorted(pipeline.idle):
-            begun = _begin(pipeline, group, all_arrived=not left)
-            if begun is not None:
-                queue = pipeline.queues[begun]
-                batch = [queue.popleft() for _ in range(min(stages[begun].batch, len(queue)))]
-                pipeline.running[begun] += len(batch)
-                heapq.heappush(events, (now + stages[begun].time(len(batch)), number, begun, batch))
-                number += 1
+            place = pipeline.next_of(group, all_arrived=not left)
+            if place is not None:
+                batch = pipeline.begin(place)
+                ends = now + stages[place].time(len(batch))
+                heapq.heappush(events, _Event(ends, numbers, place, batch))
+                numbers += 1
     return done
-
-
-def _begin(pipeline: _Pipeline, group: int, *, all_arrived: bool) -> int | None:
-    place = pipeline.next_of(group, all_arrived=all_arrived)
-    if place is not None:
-        pipeline.idle.discard(group)
-    return place
 
 
 def pipeline_of(space: SearchSpace, schedule: RagSchedule) -> list[PipelineStage]:

@@ -13,8 +13,10 @@ from planner.deployment import (
 )
 from planner.inventory import Inventory
 from planner.levers import PlanLever
-from planner.rag_schema import PlanInputError
+from planner.rag_schema import PlanInputError, RAGSchema
 from planner.schedule_search import RagSchedule, ScheduledGroup, SearchSpace, parts
+
+ENCODER = "encoder"  # the entry of a worker that generates nothing
 
 
 def deployment(
@@ -57,6 +59,21 @@ def deployment(
     return plan
 
 
+def runnable_groups(schema: RAGSchema) -> frozenset[tuple[str, ...]]:
+    """Return the groups of consecutive stages that one service of ours runs."""
+    placed = schema.placed
+    every = (
+        placed[start:stop]
+        for start in range(len(placed)) for stop in range(start + 1, len(placed) + 1)
+    )  # fmt: skip
+    return frozenset(group for group in every if _runs(group))
+
+
+def _runs(group: tuple[str, ...]) -> bool:
+    """True if a worker has these stages: one that generates has prefix among them, one that encodes embed."""
+    return "prefix" in group or ("embed" in group and set(group) <= {"embed", "rerank"})
+
+
 def _service(space: SearchSpace, schedule: RagSchedule, group: ScheduledGroup) -> PlannedService:
     """Return the entry that runs a group of stages on chips or cores."""
     inventory = space.inventory
@@ -74,22 +91,22 @@ def _service(space: SearchSpace, schedule: RagSchedule, group: ScheduledGroup) -
         raise PlanInputError(
             "the product encodes documents when they are written, not in a request; expected no db_encode in the schema"
         )
-    answers = "prefix" in group.stages
-    if not answers and set(group.stages) - {"embed", "rerank"}:
+    if not _runs(group.stages):
         raise PlanInputError(
-            f"the schedule has {', '.join(group.stages)} apart from prefix, and one gpu_worker generates; expected a "
-            "schema without rewriting, or chips for one group"
+            f"the schedule has {', '.join(group.stages)} on its own, and workers are generators, which have prefix, or "
+            "encoders, which have embed and may rerank; expected a schema without it, or chips for fewer groups"
         )
-    settings = _batches(space, group) if answers else {}
-    others = {name for each in schedule.groups if each is not group for name in each.stages}
-    if answers and "embed" in others:
-        settings["SPILLWAY_EMBED_MODEL"] = "none"
+    answers = "prefix" in group.stages
+    apart = any("embed" in each.stages and each is not group for each in schedule.groups)
+    settings = _batches(space, group) if answers else {"SPILLWAY_CHAT_MODEL": "none"}
+    settings |= {"SPILLWAY_EMBED_MODEL": "none"} if answers and apart else {}
     by_threads = inventory.resource == "core" and inventory.scaling == "shard"
     return PlannedService(
-        "gpu_worker" if answers else "cpu_worker",
+        "gpu_worker",
         replicas=1 if by_threads else group.units,
+        name="" if answers else ENCODER,
         threads=group.units if by_threads else 0,
-        device="cpu" if inventory.resource == "core" or not answers else "auto",
+        device="cpu" if inventory.resource == "core" else "auto",
         settings=settings,
     )
 
@@ -123,7 +140,7 @@ def _with_levers(
     for entry in services:
         settings, more = dict(entry.settings), 0
         for lever in chosen:
-            if lever.service == entry.service:
+            if lever.service == entry.service and entry.name != ENCODER:
                 more += not lever.variable
                 settings |= {lever.variable: lever.value} if lever.variable else {}
         yield PlannedService(

@@ -21,6 +21,7 @@ from planner.stage_profile import Profile, StageProfile
 
 MOST_BATCH = {"decode": 1024}
 USUAL_MOST_BATCH = 128
+SAME_MODEL = {"rewrite_decode": "rewrite_prefix", "decode": "prefix"}
 
 
 class ScheduledGroup(NamedTuple):
@@ -163,7 +164,7 @@ def of_group(
         space.profile(*each) for each in zip(stages, itertools.repeat(units), batches, strict=False)
     ]
     busy = sum(1 / each.qps if each.qps else math.inf for each in found)
-    memory = sum(each.memory for each in found)
+    memory = _held(stages, found)
     if stages[-1] == "prefix" and search.again:
         later = space.profile("prefix", units, search.again)
         busy += space.schema.iterations / later.qps if later.fits else math.inf
@@ -173,6 +174,16 @@ def of_group(
         return None
     latency = sum(each.latency_s for each in found)
     return _Point(latency, 1 / busy, 0.0, (ScheduledGroup(stages, units, batches),))
+
+
+def _held(stages: Sequence[str], found: Sequence[StageProfile]) -> float:
+    """Return the share of the memory that stages take together; two of the same model hold its weights once."""
+    twice = (
+        each.weights
+        for name, each in zip(stages, found, strict=True)
+        if SAME_MODEL.get(name) in stages
+    )
+    return sum(each.memory for each in found) - sum(twice)
 
 
 def of_decode(
@@ -200,7 +211,7 @@ def of_answers(space: SearchSpace, head: _Point, decode: StageProfile, batch: in
         space.profile(name, group.units, each)
         for name, each in zip(group.stages, group.batches, strict=True)
     ]
-    if sum(each.memory for each in own) + decode.memory > 1:
+    if _held((*group.stages, "decode"), [*own, decode]) > 1:
         return None
     qps = 1 / (1 / head.qps + 1 / decode.qps)
     both = ScheduledGroup((*group.stages, "decode"), group.units, (*group.batches, batch))

@@ -17,12 +17,14 @@ from planner.rag_schema import GENERATING, InferenceStage, PlanInputError, RAGSc
 class StageProfile(NamedTuple):
     """Seconds until a batch has passed the stage, requests/s with such batches, and the share of memory it takes.
 
-    Of `decode` the latency is that of its last step, which is the slowest.
+    Of `decode` the latency is that of its last step, which is the slowest. `weights` is the part of `memory` that is
+    the model's, which stages of one model hold once.
     """
 
     latency_s: float
     qps: float
     memory: float = 0.0
+    weights: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -114,7 +116,8 @@ def prompt_profile(
         operations / (chips * chip.flops * stage.efficiency), weights / (chips * chip.bandwidth)
     )
     held = weights + batch * stage.tokens * model.kv_bytes
-    return StageProfile(latency, batch / latency, held / (chips * chip.memory_bytes))
+    whole = chips * chip.memory_bytes
+    return StageProfile(latency, batch / latency, held / whole, weights / whole)
 
 
 def step_s(stage: InferenceStage, chip: Chip, chips: int, batch: int, context: float) -> float:
@@ -131,11 +134,13 @@ def generation_profile(
     """Return the profile of a model that generates its tokens one by one, each step as slow as the last one."""
     whole = stage.context + stage.tokens
     step = step_s(stage, chip, chips, batch, whole)
-    held = stage.params * stage.weight_bytes + batch * whole * shape(stage).kv_bytes
+    weights, room = stage.params * stage.weight_bytes, chips * chip.memory_bytes
+    held = weights + batch * whole * shape(stage).kv_bytes
     return StageProfile(
         step if last_step else step * stage.tokens,
         batch / (step * stage.tokens),
-        held / (chips * chip.memory_bytes),
+        held / room,
+        weights / room,
     )
 
 

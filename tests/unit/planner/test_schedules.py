@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -16,7 +17,7 @@ from planner.explanation import explain
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import XPU_C, Host, Inventory, ProfilePoint, read_inventory
 from planner.levers import LEVERS
-from planner.planned_deployment import deployment
+from planner.planned_deployment import deployment, runnable_groups
 from planner.rag_schema import (
     STAGES,
     InferenceStage,
@@ -358,22 +359,22 @@ def test_a_schedule_as_a_deployment() -> None:
     schedule = next(each for each in best_schedules(space) if each.groups == wanted)
     plan = deployment(space, schedule, [LEVERS[0]])
 
-    assert {each.service: each.threads for each in plan.services} == {
-        "router": 0, "kv_store": 0, "cpu_worker": 1, "gpu_worker": 2, "vector_search": 1,
+    assert {each.label: each.threads for each in plan.services} == {
+        "router": 0, "kv_store": 0, "encoder": 1, "gpu_worker": 2, "vector_search": 1,
     }  # fmt: skip
-    (worker,) = plan.of_service("gpu_worker")
+    encoder, worker = plan.of_service("gpu_worker")
+    assert encoder.settings == {"SPILLWAY_CHAT_MODEL": "none"}
     assert worker.settings == {
         "SPILLWAY_MAX_RUNNING": "2", "SPILLWAY_STEP_TOKENS": "200", "SPILLWAY_EMBED_MODEL": "none",
         "SPILLWAY_CHAT_DTYPE": "int8",
     }  # fmt: skip
     assert worker.device == "cpu"
     assert {group.service for group in plan.schedule} == {
-        "cpu_worker",
+        "encoder",
         "gpu_worker",
         "vector_search",
     }
     assert plan.predicted.qps == schedule.qps
-    assert [cost.kind for cost in plan.costs] == ["embed", "search", "chat"]
     assert read_plan(write_plan(plan), "plan.json") == plan
 
 
@@ -394,6 +395,22 @@ def test_replicas_of_accelerators_and_overflow() -> None:
     assert plan.of_service("gpu_worker")[0].device == "auto"
 
 
+def test_groups_that_services_run() -> None:
+    """Generators have the prefix, encoders the embedding; every schedule of such groups has a deployment."""
+    space = product_space(("rewrite_prefix", "embed", "rerank", "prefix", "decode"))
+    groups = runnable_groups(space.schema)
+
+    assert groups == {
+        ("embed",), ("embed", "rerank"), ("prefix",), ("rerank", "prefix"), ("embed", "rerank", "prefix"),
+        ("rewrite_prefix", "embed", "rerank", "prefix"),
+    }  # fmt: skip
+    space = product_space(("embed", "rerank", "prefix", "decode"))
+    found = best_schedules(dataclasses.replace(space, placements=runnable_groups(space.schema)))
+    assert {len(schedule.groups) for schedule in found} == {1, 2}
+    for schedule in found:
+        assert deployment(space, schedule).replicas("gpu_worker") == len(schedule.groups)
+
+
 @pytest.mark.parametrize(
     ("stages", "inventory", "why"),
     [
@@ -401,7 +418,8 @@ def test_replicas_of_accelerators_and_overflow() -> None:
         (("prefix", "decode"), {"decode": "separate"}, "decode on chips of its own"),
         (("prefix", "decode"), {"resource": "chip"}, "divides prefix, decode among 2 accelerators"),
         (("db_encode", "prefix", "decode"), {}, "expected no db_encode"),
-        (("rewrite_prefix", "prefix", "decode"), {}, "has rewrite_prefix apart from prefix"),
+        (("rewrite_prefix", "prefix", "decode"), {}, "has rewrite_prefix on its own"),
+        (("rerank", "prefix", "decode"), {}, "has rerank on its own"),
     ],
 )
 def test_what_the_product_cannot_run(
