@@ -88,6 +88,14 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
             "synthetic lists, vectors of 384", "exact selections, the thesis", PROCESS,
         ),
         Line("V4R", "the ratio of generating to retrieving units", "-", "a simulation, the thesis", "simulated"),
+        Line(
+            "G2", "deployments planned: placement, allocation, batches", "8B, 70B (rooflines)",
+            "brute force, the thesis", "simulated",
+        ),
+        Line(
+            "G2M", "deployments drawn from the planner's candidates: capacity and first token as predicted",
+            "42M random", "-", HTTP,
+        ),
     ),
     "engine": (
         Line("L1", "decode, one stream: tokens/s, share of the memory's bandwidth", _LARGE, _BOTH, PROCESS),

@@ -276,6 +276,11 @@ def _simulated(found: Found) -> str:
     return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
 
 
+def _yes(rows: list[list[str]], column: int) -> tuple[int, int]:
+    """Return how many rows say yes in a column, and how many there are."""
+    return sum(row[column] == "yes" for row in rows), len(rows)
+
+
 def _worst_family(found: Found, kind: str) -> str:
     """Return the family whose bytes a second are the smallest part of Llama's, and the part."""
     rows = _rows(found, f"{kind}, one stream")
@@ -628,6 +633,47 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
     ),
     *_retro(),
+    Figure(
+        "G2", "15 cells of figure 3.5c, percent of the time in retrieval: the furthest", "2 points", "1 point",
+        lambda f: f"{f['samples']['figure 3.5c/furthest']:.2f} points", "figure 3.5c",
+    ),
+    Figure(
+        "G2", "one search; table 3.4's schedule and baseline, requests/s a chip", "10.67 ms, 1.067, 0.648", "the same",
+        lambda f: ", ".join(row[1] for i, row in enumerate(_titled(f, "Single numbers")["rows"]) if i in {0, 2, 4}),
+        "retrieval and table 3.4", lambda _f: "thesis: 10 ms, 1.08, 0.65",
+    ),
+    Figure(
+        "G2", "pruned search beside all schedules: fronts equal", "all", "all",
+        lambda f: "{} of {}".format(*_yes(_titled(f, "The pruned search")["rows"], 4)), "pruning equals brute force",
+    ),
+    Figure(
+        "G2", "requests/s a chip beside all stages on the prefix' chips: case II, case IV", "-", "-",
+        lambda f: "{} x, {} x".format(*(_titled(f, "The best schedule")["rows"][i][3] for i in (0, 2))), "-",
+        lambda _f: "thesis: 1.7 x, 1.5 x",
+    ),
+    Figure(
+        "G2", "micro-batches of one dominating stage: percent of the time to first token saved",
+        "25 / 37.5 / 43.8 / 46.9 / 48.4", "the same",
+        lambda f: " / ".join(cell.split()[0] for cell in _titled(f, "Figure 3.17")["rows"][0][1:]),
+        "micro-batching of one dominating stage",
+    ),
+    Figure(
+        "G2", "deepest first: the mean completion earlier, at equal throughput, by", "> 0", "> 0",
+        lambda f: ", ".join(row[4] for row in _titled(f, "Completion of collocated")["rows"]),
+        "deepest first: an earlier mean",
+    ),
+    Figure(
+        "G2M", "deployments by capacity in the predicted order", "right", "right",
+        lambda f: ", ".join(f"{row[0]}: {row[2]}" for row in f["tables"][0]["rows"]), "ranking of deployments",
+    ),
+    Figure(
+        "G2M", "capacity predicted within", "-", "20 %",
+        lambda f: f"{100 * f['samples']['capacity/furthest']:.0f} %", "capacity within 20 %",
+    ),
+    Figure(
+        "G2M", "median first token at 30, 60, 90 % of the predicted capacity, predicted within", "-", "15 %",
+        lambda f: f"{100 * f['samples']['first token/furthest']:.0f} %", "first token within 15 %",
+    ),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),

@@ -59,6 +59,7 @@ from services.router.mesh.history import MeshHistory
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.mesh.lane_monitor import LaneMonitor
 from services.router.mesh.monitor import MeshMonitor
+from services.router.mesh.planned_costs import PlannedCosts
 from services.router.mesh.snapshot import MeshSnapshot
 from services.router.recent_collections import RecentCollections
 from services.router.responses.answer_sources import AnswerSources
@@ -86,6 +87,7 @@ class Core(NamedTuple):
     cards: Cards
     pool: TextPool
     depths: LaneDepths
+    planned: PlannedCosts
     pages: PageStore | None
     reads: ShardReads
     layouts: Layouts
@@ -170,7 +172,7 @@ async def assemble(
 
 
 def _monitor(config: RouterConfig, core: Core, health: Health) -> MeshMonitor:
-    lanes = LaneMonitor(core.bus, core.admission, core.depths, config.partitions)
+    lanes = LaneMonitor(core.bus, core.admission, core.depths, core.planned, config.partitions)
     return MeshMonitor(
         core.bus, health, core.cards, core.pool, core.depths, lanes, core.store, core.orphans
     )
@@ -213,6 +215,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         cards,
         pool,
         LaneDepths(),
+        PlannedCosts(config.planned_costs),
         pages,
         reads,
         Layouts(bus),
@@ -247,7 +250,7 @@ def http_apis(
         RequestsApi(records, bus, core.runner, core.store, sources, answers, writer),
         RequestEventsApi(bus, core.notifications, admission, core.store, sources, answers),
         TimelineApi(records, bus, cards),
-        MeshApi(bus, cards, snapshot, history, admission, keys_on=keys_on),
+        MeshApi(bus, cards, snapshot, history, admission, core.planned, keys_on=keys_on),
         DescriptionsApi(config),
     ]
 
