@@ -434,10 +434,10 @@ def _logits(found: Found) -> str:
     return f"{ours:.1e} at the most, {sum(row['beyond'] for row in rows)} beyond"
 
 
-def _divergence(kind: str, found: Found) -> str:
+def _divergence(weights: str, found: Found) -> str:
     """Return how many times ours llama.cpp's divergence is."""
     rows = (row for table in found["tables"][1:] for row in table["rows"])
-    return next((row[-1] for row in rows if row[0].startswith(kind)), NOT_THERE)
+    return next((row[-1] for row in rows if row[0] == weights), NOT_THERE)
 
 
 def _worst_shape(found: Found, column: str) -> str:
@@ -764,9 +764,10 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *(
         Figure(
-            "X2", f"KL of {kind}: {form}'s / ours, text by text", "no worse", "no worse", partial(_divergence, kind),
+            "X2", f"KL of {kind}: {form}'s / ours, text by text", "no worse", "no worse",
+            partial(_divergence, f"{kind} / {form}"),
             f"KL of {kind} beside {form}",
         )
-        for kind, form in (("int8", "Q8_0"), ("int4", "Q4_0"))
+        for kind, form in (("int8", "Q8_0"), ("int4", "Q4_0"), ("int4", "Q4_K"))
     ),
 )  # fmt: skip

@@ -290,7 +290,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a tensor's dimensions": (_tensor("output_norm.weight", 0, struct.pack(U32, 9)), "has 9 dimensions"),
     "a tensor's size": (_tensor("output_norm.weight", 4, HUGE), "beyond the end"),
     "no numbers": (_tensor("output_norm.weight", 4, struct.pack(U64, 0)), "has shape .0,.; expected multiples"),
-    "a type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 13)), "is Q5_K; expected F32"),
+    "a type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 11)), "is Q3_K; expected F32"),
     "an unknown type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 999)), "is of type 999"),
     "an offset": (_tensor("blk.0.attn_q.weight", 24, HUGE), "beyond the end"),
     "one on another": (_tensor("blk.0.attn_q.weight", 24, struct.pack(U64, 0)), "on another"),
