@@ -48,10 +48,11 @@ class FollowUp:
         ]
         return [*said, {"role": "user", "content": self.ask}]
 
-    def queries(self, *, carry: bool) -> list[str]:
-        """Return the queries of the rule, without a rewriting or (`carry`) as a rewriting."""
+    @property
+    def plain(self) -> list[str]:
+        """The queries that are searched for without a rewriting."""
         asked = [question for question, _ in self.before]
-        return passages.queries([*asked, self.ask], self.before[-1][1], carry=carry)
+        return passages.queries([*asked, self.ask], self.before[-1][1])
 
     def place(self, hits: Sequence[Hit]) -> int | None:
         """Return how many hits stand before the first one that answers, None where none does."""
@@ -117,8 +118,8 @@ async def measure(
     """Put into `body` what each writer of queries finds, and what it takes; `instruct`: a model, or ""."""
     writers: dict[str, list[Written]] = {
         "the last question": [Written([one.ask]) for one in given],
-        "no rewriting": [Written(one.queries(carry=False)) for one in given],
-        "`rewrite`, the rule": [Written(one.queries(carry=True)) for one in given],
+        "no rewriting": [Written(one.plain) for one in given],
+        "`rewrite`, the rule": [Written(rewrites.carried(one.messages)) for one in given],
         "the shipped model, asked all the same": [await shipped(client, one) for one in given],
         "written by hand": [Written([one.ask, one.alone]) for one in given],
     }

@@ -145,7 +145,7 @@ async def test_what_a_rewriting_leaves_as_it_is(
     assert status == 200, answer
     told = answer["retrieval"]["rewrite"]
     assert (told["by"], told["model"]) == ("rule", NAME)
-    assert told["query"].endswith(DOCUMENTS["bo.md"])
+    assert told["query"] == f"And where? {DOCUMENTS['bo.md']} computed"
     assert f"User: {DOCUMENTS['bo.md']}" in prompt_of(model.works[-2])
     async with http.get(f"/v1/sessions/{session}?include=messages") as response:
         said = [m["content"] for m in (await response.json())["messages"] if m["role"] == "user"]
