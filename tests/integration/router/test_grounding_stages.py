@@ -173,7 +173,7 @@ async def test_a_model_that_reads_one_kind_of_text_is_spared(
 async def test_a_cross_encoder_orders_what_was_found(
     http: aiohttp.ClientSession, model: Generator, ranker: str
 ) -> None:
-    """The best k of the candidates, with the scores that /v1/rerank gives; candidates are more than the search gives."""
+    """The best k of the candidates, with the scores that /v1/rerank gives; the candidates are more than k."""
     name = await stored(http, WORDS)
     model.script = forced
     query = "w3 w17 w29"
