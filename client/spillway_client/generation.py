@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .types import StageTime, build, items
+from .types import StageRun, build, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Retrieval:
     found: int = 0
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
-    stages: list[StageTime] = field(default_factory=list)
+    stages: list[StageRun] = field(default_factory=list)
     rewrite: dict[str, Any] = field(default_factory=dict)
     rerank: dict[str, Any] = field(default_factory=dict)
 
@@ -243,7 +243,7 @@ def retrieval(payload: Any) -> Retrieval | None:
     if not isinstance(payload, dict):
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
-    stages = [build(StageTime, one) for one in payload.get("stages") or []]
+    stages = [build(StageRun, one) for one in payload.get("stages") or []]
     return build(Retrieval, payload, passages=passages, stages=stages)
 
 
