@@ -51,10 +51,10 @@ class ChatOptions(SamplingOptions, total=False):
     """What only chat takes.
 
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
-    "include_passages", "mode", "mmr", "rewrite", "rerank"}; the last two are True or objects. `session` is the id of a session: `messages` then hold only what is new. A
-    session answers one turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial`
-    keeps what a cancelled or failed turn had said. `tools` are functions the model may call, in OpenAI's shape;
-    `ChatMessage.as_dict` makes the answer a message of the next request.
+    "include_passages", "mode", "mmr", "rewrite", "rerank"}; the last two are True or objects. `session` is the id of a
+    session: `messages` then hold only what is new. A session answers one turn at a time: ConflictError `session_busy`,
+    or with `wait` the turn waits; `keep_partial` keeps what a cancelled or failed turn had said. `tools` are functions
+    the model may call, in OpenAI's shape; `ChatMessage.as_dict` makes the answer a message of the next request.
     """
 
     max_completion_tokens: int
