@@ -30,7 +30,7 @@ from models.retro.tokens import CountedTokens
 
 DIRECTORY: Final = Path(__file__).parent
 SAVE_EVERY_S: Final = 180
-PROBE_EVERY: Final = 100  # steps
+PROBE_EVERY: Final = 50  # steps
 STALE: Final = (0, 0, 0, 16, 32, 64)
 WITHOUT: Final = 0.12  # of the sequences, which see no neighbours
 WRONG: Final = 0.1  # of the neighbours, which are any chunks
@@ -78,13 +78,13 @@ class Examples:
         return torch.tensor(rows), neighbours
 
 
-def loss_of(run: Any, config: RetroConfig, ids: Tensor, neighbours: Tensor) -> Tensor:
+def loss_of(network: RetroNetwork, ids: Tensor, neighbours: Tensor) -> Tensor:
     """Return the loss of every predicted token [batch, length], computed in bfloat16; padding's is 0."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits: Tensor = run(ids[:, :-1], neighbours, config.chunk, config.chunk)
-    return F.cross_entropy(
-        logits.float().transpose(1, 2), ids[:, 1:], ignore_index=PAD, reduction="none"
-    )
+        chunk = network.config.chunk
+        logits: Tensor = network(ids[:, :-1], neighbours, chunk, chunk)
+    flat, targets = logits.float().flatten(0, 1), ids[:, 1:].flatten()
+    return F.cross_entropy(flat, targets, ignore_index=PAD, reduction="none").view(len(ids), -1)
 
 
 def rate_at(progress: float, step: int, warm: int = 50) -> float:
@@ -117,7 +117,6 @@ class Training:
             self.net.load_state_dict(saved["net"])
             self.optimiser.load_state_dict(saved["optimiser"])
             self.state = saved["state"]
-        self.run: Any = torch.compile(self.net) if args.compile else self.net
         self.losses: list[float] = []
 
     def save(self) -> None:
@@ -139,7 +138,7 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = self.args.rate * factor
         ids, neighbours = self.examples.draw(f"{self.args.seed} {state['step']}")
-        loss: Any = loss_of(self.run, self.config, ids, neighbours).mean()
+        loss: Any = loss_of(self.net, ids, neighbours).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.optimiser.step()
@@ -159,7 +158,7 @@ class Training:
                 ("with", neighbours),
                 ("without", torch.full_like(neighbours, PAD)),
             ):
-                each = loss_of(self.run, self.config, ids, given)[:, self.config.chunk :]
+                each = loss_of(self.net, ids, given)[:, self.config.chunk :]
                 out[name] += float(each[each > 0].mean()) / 2
         return {name: round(value, 3) for name, value in out.items()}
 
@@ -188,7 +187,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=448)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--directory", type=Path, default=DIRECTORY / ".checkpoints")
     args = parser.parse_args()
     torch.set_num_threads(1)
