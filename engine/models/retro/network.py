@@ -68,7 +68,7 @@ def rotate(x: Tensor, turn: Turn) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-    """Return attention of `q` to `k` and `v` [n, heads, tokens, dim]; `seen` says which keys count, None: earlier ones.
+    """Return attention of `q` to `k` and `v` [n, heads, tokens, dim], where `seen`; None: to the earlier tokens.
 
     While gradients are kept, it is computed by its parts: in bfloat16 on a CPU their backward pass takes a third of the
     fused one's time.
