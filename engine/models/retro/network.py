@@ -187,7 +187,7 @@ class NeighbourEncoder(nn.Module):
 
     def forward(self, embedded: Tensor, seen: Tensor) -> Tensor:
         """Return [n, tokens, encoder_hidden] of embedded tokens [n, tokens, hidden]."""
-        x = self.reduce(embedded)
+        x = self.reduce(embedded).to(embedded.dtype)
         turn = rotations(torch.arange(x.shape[1]), self.config.dim, self.config.theta)
         for layer in self.layers:
             x = layer(x, turn, seen)
