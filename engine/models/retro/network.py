@@ -8,6 +8,7 @@ be encoded ahead, and kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,22 @@ def rotate(x: Tensor, turn: Turn) -> Tensor:
     cos, sin = turn
     left, right = x.chunk(2, -1)
     return x * cos.to(x.dtype) + torch.cat([-right, left], -1) * sin.to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+    """Return attention of `q` to `k` and `v` [n, heads, tokens, dim], where `seen`; None: to the earlier tokens.
+
+    While gradients are kept, it is computed by its parts: in bfloat16 on a CPU their backward pass takes a third of the
+    fused one's time.
+    """
+    if not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+    if seen is None:
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    scores = scores + torch.zeros_like(seen, dtype=scores.dtype).masked_fill(~seen, -math.inf)
+    out: Tensor = scores.softmax(-1).to(v.dtype) @ v
+    return out
 
 
 class GatedFeedForward(nn.Module):
@@ -136,7 +153,7 @@ class CrossAttention(nn.Module):
         n, tokens, _ = x.shape
         q = self.query(self.norm(x)).view(n, tokens, self.config.heads, self.config.dim)
         q = rotate(q.transpose(1, 2), turn)
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+        heads = attend(q, k, v, seen[:, None, None])
         out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return out
 
@@ -152,7 +169,7 @@ class NeighbourLayer(nn.Module):
     def forward(self, x: Tensor, turn: Turn, seen: Tensor) -> Tensor:
         """Return the residual stream after this layer; `seen` [n, tokens] says which keys count."""
         q, k, v = self.attention.project(x, turn)
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+        heads = attend(q, k, v, seen[:, None, None])
         x = x + self.attention.join(heads)
         out: Tensor = x + self.feed(x)
         return out
@@ -170,7 +187,7 @@ class NeighbourEncoder(nn.Module):
 
     def forward(self, embedded: Tensor, seen: Tensor) -> Tensor:
         """Return [n, tokens, encoder_hidden] of embedded tokens [n, tokens, hidden]."""
-        x = self.reduce(embedded)
+        x = self.reduce(embedded).to(embedded.dtype)
         turn = rotations(torch.arange(x.shape[1]), self.config.dim, self.config.theta)
         for layer in self.layers:
             x = layer(x, turn, seen)
@@ -178,7 +195,7 @@ class NeighbourEncoder(nn.Module):
         return out
 
 
-class DecoderLayer(nn.Module):
+class RetroLayer(nn.Module):
     """A layer of the decoder: attention, cross-attention where `cross` says so, feed-forward."""
 
     def __init__(self, config: RetroConfig, *, cross: bool) -> None:
@@ -209,9 +226,13 @@ class RetroNetwork(nn.Module):
         self.embed = nn.Embedding(config.vocabulary, config.hidden)
         self.encoder = NeighbourEncoder(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, cross=index in config.cross) for index in range(config.layers)
+            RetroLayer(config, cross=index in config.cross) for index in range(config.layers)
         )
         self.norm = nn.RMSNorm(config.hidden, config.eps)
+
+    def blocks(self) -> list[RetroLayer]:
+        """Return the decoder's layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, RetroLayer)]
 
     def encode(self, neighbours: Tensor) -> EncodedNeighbours:
         """Encode token ids [n, k, value] of n retrievals' neighbours; PAD fills what a document lacks."""
@@ -222,7 +243,7 @@ class RetroNetwork(nn.Module):
         keys = seen.clone()
         keys[:, 0] = True
         encoded = self.encoder(self.embed(flat), keys).view(n, k * tokens, -1)
-        pairs = [layer.cross.project(encoded) for layer in self.layers if layer.cross is not None]
+        pairs = [layer.cross.project(encoded) for layer in self.blocks() if layer.cross]
         return EncodedNeighbours(
             tuple(k for k, _ in pairs),
             tuple(v for _, v in pairs),
@@ -248,8 +269,8 @@ class RetroNetwork(nn.Module):
         offsets = rotations(torch.arange(interval) - 1, self.config.dim, self.config.theta)
         begin, end = first - 1, first - 1 + retrievals * interval
         crossed = 0
-        for layer in self.layers:
-            x = x + self._attend(layer, x, turn)
+        for layer in self.blocks():
+            x = x + self._attend(layer.attention, x, turn)
             if layer.cross is not None and encoded is not None:
                 k, v = encoded.keys[crossed], encoded.values[crossed]
                 crossed += 1
@@ -261,16 +282,14 @@ class RetroNetwork(nn.Module):
             x = x + layer.feed(x)
         return self.logits(x)
 
-    def _attend(self, layer: nn.Module, x: Tensor, turn: Turn) -> Tensor:
-        attention = layer.attention
-        assert isinstance(attention, SelfAttention)
+    def _attend(self, attention: SelfAttention, x: Tensor, turn: Turn) -> Tensor:
         q, k, v = attention.project(x, turn)
         tokens = x.shape[1]
         if tokens <= self.config.window:
-            return attention.join(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+            return attention.join(attend(q, k, v, None))
         back = torch.arange(tokens)[:, None] - torch.arange(tokens)
         near = (back >= 0) & (back < self.config.window)
-        return attention.join(F.scaled_dot_product_attention(q, k, v, attn_mask=near))
+        return attention.join(attend(q, k, v, near))
 
 
 def parameters_of(network: nn.Module) -> int:
