@@ -354,8 +354,8 @@ class _Line(NamedTuple):
 
     def by(self, mode: str, other: str) -> dict[str, float]:
         """Return the seconds of a mode by those of another one, pair by pair."""
-        pairs = [(each.seconds[mode], each.seconds[other]) for each in self.rounds]
-        return stats.paired_ratio(*zip(*pairs, strict=True))
+        ours = [each.seconds[mode] for each in self.rounds]
+        return stats.paired_ratio(ours, [each.seconds[other] for each in self.rounds])
 
 
 COLUMNS = [

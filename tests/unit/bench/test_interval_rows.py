@@ -9,6 +9,7 @@ import pytest
 
 from bench.document import BenchOptions, Body
 from bench.figures.targets import FIGURES
+from bench.simulation.piperag_published import INTERVALS
 from bench.suites import g1, g1s, g3
 
 
@@ -33,10 +34,10 @@ def test_a_short_simulation_reaches_every_goal(tmp_path: Path) -> None:
     assert set(body.met.values()) == {"goal"}
     published, efforts, intervals, hardware, noise = body.tables
     assert [row[2] for row in published["rows"]] == ["14.82", "12.33", "11.04"]
-    assert len(efforts["rows"]) == len(g1s.INTERVALS)
+    assert len(efforts["rows"]) == len(INTERVALS)
     assert len(intervals["rows"]) == len(g1s.NPROBES)
     assert len(hardware["rows"]) == len(g1s.FASTER) ** 2
-    assert len(noise["rows"]) == len(g1s.INTERVALS) * len(g1s.SPREADS)
+    assert len(noise["rows"]) == len(INTERVALS) * len(g1s.SPREADS)
 
 
 def test_the_engine_takes_the_steps_that_are_simulated(tmp_path: Path) -> None:
