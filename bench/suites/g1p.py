@@ -28,7 +28,7 @@ from models.retro.tokens import EncodedText
 
 INTERVALS = (64, 32, 16, 8)
 STALE = (0, 1, 2, 4, 8, 16, 32, 64)
-TEXTS, STORED = 40, 200
+TEXTS, STORED = 24, 200
 TOKENS = 320  # generated for each text
 LOWER = 0.95  # of the perplexity without retrieval
 MARGIN, GAIN = 0.01, 0.10  # pipelined against sequential, and both against one retrieval
@@ -49,6 +49,7 @@ class _Row:
 
     def __init__(self, body: Body, options: BenchOptions) -> None:
         self.body, self.options = body, options
+        self.intervals = INTERVALS[:1] if options.quick else INTERVALS
         torch.set_num_threads(1)
         self.network: RetroNetwork = load_retro()
         self.tokenizer = load_tokenizer()
@@ -62,6 +63,15 @@ class _Row:
             options.seed,
         )
 
+    def losses(self, interval: int, stale: int = 0) -> list[float]:
+        """Return each text's loss at this interval and staleness, computed once."""
+        kept = self.body.samples.setdefault("losses", {})
+        name = f"{interval}/{stale}" if interval else "none"
+        if name not in kept:
+            kept[name] = losses(self.network, self.held, interval, stale)
+        found: list[float] = kept[name]
+        return found
+
 
 def run(options: BenchOptions) -> Body:
     """Measure perplexities, similarity and facts (quick: two texts, a small database, few cells)."""
@@ -74,24 +84,22 @@ def run(options: BenchOptions) -> Body:
         "Perplexity is over the tokens after the first chunk, so every setting predicts the same; intervals (95 %) are "
         "bootstrapped over texts. No time is measured here."
     )
-    alone = _against_none(row)
-    _staleness(row, alone)
+    _against_none(row)
+    _staleness(row)
     _similar(row)
     _facts(row)
     return body
 
 
-def _against_none(row: _Row) -> list[float]:
+def _against_none(row: _Row) -> None:
     """Compare retrieval at each interval, fresh and pipelined, with none, and with another text's neighbours."""
-    alone = losses(row.network, row.held, NOTHING)
-    row.body.samples["none"] = alone
+    alone = row.losses(NOTHING)
     rows, worst = [["none", "-", f"{perplexity(alone):.3f}", "-"]], 0.0
-    for interval in INTERVALS[:1] if row.options.quick else INTERVALS:
+    for interval in row.intervals:
         for name, stale in (("sequential", 0), ("pipelined", interval)):
-            found = losses(row.network, row.held, interval, stale)
+            found = row.losses(interval, stale)
             gaps = mean95([ours - theirs for ours, theirs in zip(found, alone, strict=True)])
             low, high = map(math.exp, gaps)
-            row.body.samples[f"{name}/{interval}"] = found
             ratio = perplexity(found) / perplexity(alone)
             worst = max(worst, high)
             rows.append([
@@ -108,23 +116,19 @@ def _against_none(row: _Row) -> list[float]:
         "Perplexity", ["interval", "retrieval", "perplexity", "by that of none [95 %]"], rows
     )
     row.body.met["retrieval lowers perplexity by 5 %"] = "goal" if worst <= LOWER else "missed"
-    return alone
 
 
-def _staleness(row: _Row, alone: list[float]) -> None:
+def _staleness(row: _Row) -> None:
     """Print perplexity of every interval at every staleness."""
-    intervals = INTERVALS[:1] if row.options.quick else INTERVALS
     stales = (0, 64) if row.options.quick else STALE
     rows = []
-    for interval in intervals:
-        cells = []
-        for stale in stales:
-            found = losses(row.network, row.held, interval, stale)
-            row.body.samples[f"stale/{interval}/{stale}"] = found
-            cells.append(f"{perplexity(found):.3f}")
+    for interval in row.intervals:
+        cells = [f"{perplexity(row.losses(interval, stale)):.3f}" for stale in stales]
         rows.append([str(interval), *cells])
     columns = ["interval", *(f"stale {stale}" for stale in stales)]
-    row.body.table(f"Perplexity by staleness (none: {perplexity(alone):.3f})", columns, rows)
+    row.body.table(
+        f"Perplexity by staleness (none: {perplexity(row.losses(NOTHING)):.3f})", columns, rows
+    )
 
 
 def _similar(row: _Row) -> None:
@@ -157,9 +161,8 @@ def _similar(row: _Row) -> None:
 def _facts(row: _Row) -> None:
     """Generate reports and count the later facts that they state: alone, one retrieval, sequential, pipelined."""
     tokens = row.options.pick(TOKENS, 96)
-    intervals = INTERVALS[:1] if row.options.quick else INTERVALS[:3]
     modes = [Mode("none", 0), Mode("once", tokens)]
-    for interval in intervals:
+    for interval in row.intervals[:3]:
         modes += [Mode("sequential", interval), Mode("pipelined", interval, pipelined=True)]
     shares = {mode: _told(row, mode, tokens) for mode in modes}
     rows = []

@@ -101,7 +101,7 @@ def test_counted_tokens_weigh_rare_ones_most() -> None:
 def options(directory: Path) -> argparse.Namespace:
     """Return settings of a run of a few steps."""
     return argparse.Namespace(
-        minutes=1.0, seed=1, rate=2e-3, batch=1, length=128, compile=False, directory=directory
+        minutes=1.0, seed=1, rate=2e-3, batch=1, length=128, directory=directory
     )
 
 
