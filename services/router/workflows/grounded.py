@@ -105,7 +105,7 @@ async def _outcome(
     if prepared is None or prepared.made.slot is None:
         return await workflow.context.notifications.end(job, workflow.deadline_ms)
     made, spec, history = prepared
-    return await IntervalRetrieval(workflow, plan, job, made, made.slot, spec, history).run()
+    return await IntervalRetrieval(workflow, plan, job, made, spec, history).run()
 
 
 async def _note(workflow: Workflow, session: str) -> None:

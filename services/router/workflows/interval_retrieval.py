@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from opentelemetry.trace import Span
 
 from common import tracing
 from common.bus import BusDown
@@ -28,7 +29,7 @@ from common.wire.search import Effort, SearchReport
 from common.wire.workflows import GroundPlan
 from services.router.responses.answer_sources import follow
 from services.router.text.chats import SessionHistory
-from services.router.text.grounded import GroundedSpec, PassageSlot
+from services.router.text.grounded import GroundedSpec
 from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Splice, budget_s
 from services.router.text.passages import Passage, passage_rows
 from services.router.text.replacements import Replacement, replacement, window_query
@@ -54,13 +55,13 @@ class IntervalRetrieval:
         plan: GroundPlan,
         job: str,
         made: GroundedSpec,
-        slot: PassageSlot,
         spec: Spec,
         history: SessionHistory | None,
     ) -> None:
         """`made` is what the job was made of, with its `slot`, `history` its session's before its turn."""
-        retrieval = plan.chat.retrieval
+        retrieval, slot = plan.chat.retrieval, made.slot
         assert retrieval is not None
+        assert slot is not None
         assert isinstance(retrieval.interval, int)
         self._workflow, self._plan, self._job = workflow, plan, job
         self._slot, self._spec, self._history = slot, spec, history
@@ -280,7 +281,7 @@ class _Intervals:
     def __init__(self, timeline: StageTimeline, interval: int) -> None:
         self._timeline, self._interval = timeline, interval
         self._nth, self._began_s, self._latest_s = 0, 0.0, 0.0
-        self._span = tracing.NONE
+        self._span: Span = tracing.NONE
 
     def note(self, tokens: int, now_s: float) -> None:
         """Note that the answer has so many tokens now."""

@@ -297,8 +297,11 @@ FIRST = {
 def applied(number: int, tokens: int, passages: Sequence[int], kept: str | None = None) -> Applied:
     record = RetrievalRecord(8 * number, 8 * number - 8, 1, [], [], late=False, kept=kept)
     note = RetrievalNote(8 * number, [{"index": index} for index in passages], record)
-    change = {} if kept else {"removed": 1, "tokens": [number]}
-    return Applied(tokens, Extend(number=number, note=msgspec.json.encode(note), **change))
+    tokens_of = [] if kept else [number]
+    extension = Extend(
+        number=number, removed=len(tokens_of), tokens=tokens_of, note=msgspec.json.encode(note)
+    )
+    return Applied(tokens, extension)
 
 
 def test_a_history_of_retrievals() -> None:
