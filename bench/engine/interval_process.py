@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from bench.engine.driver import Driver
 from bench.engine.search_process import SearchLink
@@ -57,6 +58,7 @@ class PassageWriter:
 
     def __init__(self, executor: TorchExecutor) -> None:
         self._driver, self._vocabulary = Driver(executor, _STEP), executor.shape.vocabulary
+        self._answers = 0
 
     def write(
         self, seed: int, chunks: int, interval: int, retrieve: Retrieve, *, pipelined: bool
@@ -65,6 +67,8 @@ class PassageWriter:
         draw = random.Random(seed)
         head, question = (self._random(draw, count) for count in (HEAD, QUESTION))
         text = list(question)
+        self._answers += 1
+        scope = str(self._answers)  # no page of another answer is found again
         with ThreadPoolExecutor(1) as pool:
             row = retrieve(text[-WINDOW:])
             for number in range(1, chunks + 1):
@@ -72,7 +76,7 @@ class PassageWriter:
                     pool.submit(retrieve, text[-WINDOW:]) if pipelined and number < chunks else None
                 )
                 passage = self._random(random.Random(row), WINDOW)
-                sequence = self._driver.add([*head, *passage, *text], interval)
+                sequence = self._driver.add([*head, *passage, *text], interval, scope)
                 self._driver.run()
                 text += sequence.output
                 if number < chunks:
@@ -159,6 +163,7 @@ class IntervalAnswers:
 def writer_of(model: str, kind: str, threads: int) -> IntervalWriter:
     """Load what a model and a kind name."""
     if kind == RETRO:
+        torch.set_num_threads(threads)
         network = load_retro(Path(model))
         config = network.config
         return RetroWriter(RetroGenerator(network), config.vocabulary, config.neighbours)

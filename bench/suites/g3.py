@@ -89,7 +89,7 @@ def _engine(body: Body, options: BenchOptions) -> None:
     try:
         executor = _executor(options.setup_dir / "models" / "tiny")
         try:
-            rows, worst = [], 0.0
+            rows, worst = list[list[str]](), 0.0
             for load in QUICK if options.quick else ENGINE:
                 worst = max(worst, _decoded(body, executor, load, options, rows))
         finally:

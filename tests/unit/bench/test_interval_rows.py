@@ -1,23 +1,21 @@
-"""G1, G1S and G3: short runs have the tables that their figures read, and reach their goals."""
+"""G1S and G3: short runs have the tables that their figures read, and reach their goals; G1: its predictions."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import pytest
 
 from bench.document import BenchOptions, Body
 from bench.figures.targets import FIGURES
+from bench.simulation.piperag_published import INTERVALS
 from bench.suites import g1, g1s, g3
 
 
-def _whole(row: str, body: Body, *, but: str = "nothing") -> None:
-    """Every line of a table has its columns, and every figure of the row `but` some reads the document."""
+def _whole(row: str, body: Body) -> None:
+    """Every line of a table has its columns, and every figure of the row reads the document."""
     for table in body.tables:
         assert all(len(line) == len(table["columns"]) for line in table["rows"])
     found = {"tables": body.tables, "met": body.met, "samples": body.samples}
-    figures = [figure for figure in FIGURES if figure.row == row and but not in figure.what]
+    figures = [figure for figure in FIGURES if figure.row == row]
     assert figures
     for figure in figures:
         assert figure.ours(found)
@@ -33,10 +31,10 @@ def test_a_short_simulation_reaches_every_goal(tmp_path: Path) -> None:
     assert set(body.met.values()) == {"goal"}
     published, efforts, intervals, hardware, noise = body.tables
     assert [row[2] for row in published["rows"]] == ["14.82", "12.33", "11.04"]
-    assert len(efforts["rows"]) == len(g1s.INTERVALS)
+    assert len(efforts["rows"]) == len(INTERVALS)
     assert len(intervals["rows"]) == len(g1s.NPROBES)
     assert len(hardware["rows"]) == len(g1s.FASTER) ** 2
-    assert len(noise["rows"]) == len(g1s.INTERVALS) * len(g1s.SPREADS)
+    assert len(noise["rows"]) == len(INTERVALS) * len(g1s.SPREADS)
 
 
 def test_the_engine_takes_the_steps_that_are_simulated(tmp_path: Path) -> None:
@@ -52,28 +50,6 @@ def test_the_engine_takes_the_steps_that_are_simulated(tmp_path: Path) -> None:
     for row in engine["rows"]:
         assert row[3] == row[4]
         assert row[5] == row[6]
-
-
-@pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="generation and retrieval need a core each"
-)
-def test_answers_are_predicted_before_they_are_measured(tmp_path: Path) -> None:
-    """A run without time measures nothing; the next one predicts all cells and measures each: nothing is left."""
-    late = BenchOptions(quick=True, setup_dir=tmp_path, partial=tmp_path / "kept", minutes=0)
-    assert g1.run(late).left == len(g1.QUICK)
-
-    options = BenchOptions(quick=True, setup_dir=tmp_path, partial=tmp_path / "kept")
-    body = g1.run(options)
-
-    _whole("G1", body, but="over HTTP")
-    assert body.left == 0
-    main, beside = body.tables
-    assert len(main["rows"]) == len(g1.QUICK)
-    assert len(beside["rows"]) == sum(g1.BOTH in cell.modes for cell in g1.QUICK)
-    for cell in g1.QUICK:
-        assert set(body.samples["predicted"][cell.name]) == set(cell.modes)
-        (measured,) = body.samples["rounds"][cell.name]
-        assert set(measured["seconds"]) == set(cell.modes)
 
 
 def test_a_profile_is_predicted_by_two_lines() -> None:
