@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     if (args.compose or args.kustomize) and not args.out:
         raise ConfigError("--out is missing: expected it with --compose and --kustomize")
     levers = [_lever(name) for name in args.lever]
+    running = _read(args.running, read_plan) if args.running else None
     try:
         found = _plan(args, levers)
         plan = deployment(found.space, found.choice.schedule, levers) if args.out else None
-        running = _read(args.running, read_plan) if args.running else None
     except PlanInputError as error:
         raise ConfigError(str(error)) from None
     lines = [*_lines(found, fully=args.explain)]

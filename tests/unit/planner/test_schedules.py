@@ -228,7 +228,7 @@ PLAIN = "prefix: {params: 8e9, tokens: 512}, decode: {params: 8e9, tokens: 256}"
     [
         ("", "Expected `object`, got `null`; expected a mapping of stages, name"),
         ("stages: [", "while parsing"),
-        ("speed: 1", "missing required field `stages`"),
+        ("name: fast", "missing required field `stages`"),
         ("stages: {decode: {}}", "stages.prefix is missing"),
         ("stages: {prefix: {}}", "stages.decode is missing"),
         (
