@@ -20,7 +20,7 @@ from planner.front_plot import FrontPoint
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import read_inventory
 from planner.levers import LEVERS, PlanLever
-from planner.planned_deployment import deployment, runnable_groups
+from planner.planned_deployment import deployment, machine_of, runnable_groups
 from planner.rag_schema import STAGES, PlanInputError, read_schema
 from planner.schedule_search import RagSchedule, SearchSpace, best_schedules, front
 from planner.stage_profile import profile_of
@@ -127,6 +127,8 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
             f"{args.inventory}: its profile was measured without the lever; expected one measured with it "
             "(`spillway profile` under the same setting), or no --lever"
         )
+    if args.out:
+        machine_of(inventory)
     for lever in levers:
         schema = lever.applied(schema)
     groups = runnable_groups(schema) if inventory.machine else None
