@@ -84,7 +84,7 @@ def _runs(group: tuple[str, ...]) -> bool:
 def _service(space: SearchSpace, schedule: RagSchedule, group: ScheduledGroup) -> PlannedService:
     """Return the entry that runs a group of stages on chips or cores."""
     inventory = space.inventory
-    if set(group.stages) == {"decode"}:
+    if inventory.decode == "separate":
         raise PlanInputError(
             "the schedule has decode on chips of its own, and a gpu_worker both reads and writes; expected "
             "decode: with_prefix in the inventory"
