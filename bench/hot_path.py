@@ -67,7 +67,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
     "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
-    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": ("planner",),
+    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": ("planner",), "G2M": ("planner/load_simulation.py", *_TALK),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,

@@ -107,7 +107,7 @@ def fetch_mesh(where: Endpoint) -> dict[str, Any]:
 
 def compare(plan: DeploymentPlan, mesh: dict[str, Any]) -> PlanReport:
     """Return a mesh beside its plan; `mesh` is what GET /v1/mesh answers."""
-    processes = msgspec.convert(mesh.get("processes", []), list[ReportedProcess])
+    processes = [_reported(each) for each in mesh.get("processes", [])]
     drifted = [
         f"{each['kind']}: a batch of {each['items']} with {each['tokens']} tokens takes {1e3 * each['live_s']:.4g} ms, "
         f"planned {1e3 * each['seconds']:.4g} ms"
@@ -115,6 +115,11 @@ def compare(plan: DeploymentPlan, mesh: dict[str, Any]) -> PlanReport:
         if each["drifted"]
     ]
     return PlanReport(differences(plan, processes, _default), drifted)
+
+
+def _reported(process: dict[str, Any]) -> ReportedProcess:
+    settings = dict(text.partition("=")[::2] for text in process["settings"])
+    return msgspec.convert({**process, "settings": settings}, ReportedProcess)
 
 
 def lines(report: PlanReport) -> list[str]:

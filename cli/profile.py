@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from spillway_client import AsyncSpillway
@@ -176,8 +176,8 @@ def _meshes(
         return
     for threads in _threads(args.threads, machine.cores):
         print(f"measuring with threads: {threads}", flush=True)
-        with started(plan_of(machine, threads)) as url:
-            yield threads, Endpoint(url, None)
+        with started(plan_of(machine, threads)) as instance:
+            yield threads, Endpoint(instance.url, None)
 
 
 def _threads(text: str | None, cores: int) -> list[int]:
@@ -200,9 +200,16 @@ def plan_of(machine: MachineFingerprint, threads: int) -> DeploymentPlan:
     )
 
 
+class StartedInstance(NamedTuple):
+    """An instance that was started for a while: where its router is, and its data directory."""
+
+    url: str
+    data_dir: str
+
+
 @contextmanager
-def started(plan: DeploymentPlan) -> Iterator[str]:
-    """Start an instance of a plan in a directory of its own, give its address, and stop it; ConfigError if it fails.
+def started(plan: DeploymentPlan) -> Iterator[StartedInstance]:
+    """Start an instance of a plan in a directory of its own, and stop it at the end; ConfigError if it fails.
 
     Settings that the environment gives hold for it too.
     """
@@ -216,7 +223,7 @@ def started(plan: DeploymentPlan) -> Iterator[str]:
             url = running_url(data)
             if url is None:
                 raise ConfigError("the instance that was started has gone")
-            yield url
+            yield StartedInstance(url, data)
         finally:
             _command(["down", "--now", "--data-dir", data])
 

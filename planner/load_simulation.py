@@ -48,13 +48,17 @@ class StepSeconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """A worker process: its threads, what it serves (None: not), and the limits of its steps."""
+    """A worker process: its threads, what it serves (None: not), the limits of its steps, and its weight.
+
+    Where threads share cores, a thread of half the weight gets half the time.
+    """
 
     threads: int
     embed: LineCost | None = None
     step: StepSeconds | None = None
     max_running: int = 64
     step_tokens: int = 512
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,9 @@ class _Process:
     """A process that computes one task at a time: what is left of it, and what its end does."""
 
     threads: int
+    weight: float = 1.0
     left_s: float = 0.0
+    rate: float = 1.0
     end: Callable[[], None] | None = None
     running: list[_Sequence] = field(default_factory=list)
     turn: bool = False  # of a worker that does both: whether it embedded last
@@ -122,7 +128,7 @@ class LoadSimulation:
     def __init__(self, deployment: SimulatedDeployment, load: RagLoad) -> None:
         self._deployment, self._load = deployment, load
         self._router, self._search = _Process(1), _Process(deployment.search_threads)
-        self._workers = [(_Process(each.threads), each) for each in deployment.workers]
+        self._workers = [(_Process(each.threads, each.weight), each) for each in deployment.workers]
         self._embeds = any(each.embed is not None for each in deployment.workers)
         self._routing: deque[tuple[float, Callable[[], None]]] = deque()
         self._embedding: deque[_Sequence] = deque()
@@ -158,24 +164,31 @@ class LoadSimulation:
         yield self._search
         yield from (process for process, _ in self._workers)
 
-    def _rate(self) -> float:
-        threads = sum(each.threads for each in self._processes() if each.end is not None)
-        return min(1.0, self._deployment.cores / threads) if threads else 1.0
+    def _share_cores(self) -> list[_Process]:
+        """Set the rate of every process that computes, and return them."""
+        computing = [each for each in self._processes() if each.end is not None]
+        # From the heaviest thread on, since a core is the most that any gets: the others share what it leaves.
+        left = float(self._deployment.cores)
+        weights = sum(each.threads * each.weight for each in computing)
+        for each in sorted(computing, key=lambda each: -each.weight):
+            each.rate = min(1.0, left * each.weight / weights)
+            left -= each.threads * each.rate
+            weights -= each.threads * each.weight
+        return computing
 
     def _next(self, due: float) -> float:
         """Return when something happens next."""
-        left = [each.left_s for each in self._processes() if each.end is not None]
-        end = self._now + min(left) / self._rate() if left else _NEVER
+        ends = [self._now + each.left_s / each.rate for each in self._share_cores()]
         hop = min((at for at, _ in self._waiting), default=_NEVER)
-        return min(due, end, hop)
+        return min(due, hop, *ends)
 
     def _advance(self, to: float) -> None:
         """Let time pass, and end what ends then."""
-        passed, self._now = (to - self._now) * self._rate(), to
+        passed, self._now = to - self._now, to
         ending = []
         for each in self._processes():
             if each.end is not None:
-                each.left_s -= passed
+                each.left_s -= passed * each.rate
                 if each.left_s <= 1e-12:
                     ending.append(each)
         for each in ending:

@@ -91,6 +91,10 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
             "G2", "deployments planned: placement, allocation, batches", "8B, 70B (rooflines)",
             "brute force, the thesis", "simulated",
         ),
+        Line(
+            "G2M", "deployments drawn from the planner's candidates: capacity and first token as predicted",
+            "42M random", "-", HTTP,
+        ),
     ),
     "engine": (
         Line("L1", "decode, one stream: tokens/s, share of the memory's bandwidth", _LARGE, _BOTH, PROCESS),

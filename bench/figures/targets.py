@@ -619,6 +619,18 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: ", ".join(row[4] for row in _titled(f, "Completion of collocated")["rows"]),
         "deepest first: an earlier mean",
     ),
+    Figure(
+        "G2M", "deployments by capacity in the predicted order", "right", "right",
+        lambda f: ", ".join(f"{row[0]}: {row[2]}" for row in f["tables"][0]["rows"]), "ranking of deployments",
+    ),
+    Figure(
+        "G2M", "capacity predicted within", "-", "20 %",
+        lambda f: f"{100 * f['samples']['capacity/furthest']:.0f} %", "capacity within 20 %",
+    ),
+    Figure(
+        "G2M", "median first token at 30, 60, 90 % of the predicted capacity, predicted within", "-", "15 %",
+        lambda f: f"{100 * f['samples']['first token/furthest']:.0f} %", "first token within 15 %",
+    ),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),

@@ -15,7 +15,7 @@ from services.router import metrics
 
 DRIFT = 1.5  # a batch that takes so many times the planned seconds, or that part of them, is another machine's
 KINDS = ("embed", "rerank", "chat", "search")
-_PART = re.compile(r"([a-z]+):([0-9]{1,9}):([0-9]{1,9})=([0-9.]+(?:e-?[0-9]{1,2})?)")
+_PART = re.compile(r"([a-z]+):([0-9]{1,9}):([0-9]{1,9})=([0-9.]+(?:e[+-]?[0-9]{1,2})?)")
 
 
 class PlannedBatch(NamedTuple):

@@ -27,7 +27,7 @@ def processes_of(
             "pid": each.pid,
             "cores": each.cores,
             "threads": each.threads,
-            "settings": each.settings,
+            "settings": [f"{name}={value}" for name, value in sorted(each.settings.items())],
             "started": each.started_ms / 1000,
             "families": served.get(each.place, []) if each.place else [],
         }

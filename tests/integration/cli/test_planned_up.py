@@ -10,6 +10,7 @@ import pytest
 
 from cli import instance_plan, main
 from cli.planned_services import fingerprint
+from common.devices import detect
 from common.errors import ConfigError
 from planner.deployment import (
     DeploymentPlan,
@@ -37,7 +38,7 @@ def plan(*more: PlannedService, cores: int = 0, seconds: float = 0.0) -> Deploym
         services=[
             PlannedService("router", 2),
             *(more or (CHAT, ENCODER)),
-            PlannedService("vector_search", threads=1, cores=str(min(instance_plan.detect().cores))),
+            PlannedService("vector_search", threads=1, cores=str(min(detect().cores))),
             PlannedService("kv_store"),
         ],
         predicted=PlannedPerformance(ttft_s=0.1, qps=1.0),

@@ -46,7 +46,12 @@ class Loader(yaml.SafeLoader):
     """Reads `!override` as the list that it is."""
 
 
-Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+def _sequence(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
+    assert isinstance(node, yaml.SequenceNode)
+    return list(loader.construct_sequence(node))
+
+
+Loader.add_constructor("!override", _sequence)
 
 
 def merged(plan: DeploymentPlan) -> dict[str, dict[str, Any]]:

@@ -72,6 +72,17 @@ def test_threads_share_the_cores() -> None:
     assert both == pytest.approx([10, 20], rel=0.02)
 
 
+def test_a_worker_that_yields_computes_in_what_others_leave() -> None:
+    """Beside a generator on every core an encoder of a tenth of the weight takes eleven times as long."""
+    writer = SimulatedWorker(1, step=StepSeconds(0.0, 1.0, 0.0), max_running=1, step_tokens=1000)
+    encoder = SimulatedWorker(1, embed=LineCost(0.1), weight=0.1)
+    deployment = SimulatedDeployment(1, (writer, encoder))
+    first, second = LoadSimulation(deployment, RagLoad(100, 1)).run([0.0, 0.1])
+
+    assert first.ttft_s == pytest.approx(0.1 + 100 + 0.1)  # 1.1 s with ten elevenths of the core
+    assert second.first_s == pytest.approx(first.first_s + 100)
+
+
 def test_a_request_alone_takes_the_sum_of_its_stages() -> None:
     """Router, hop, embedding, search and the steps that read its prompt, then the delivery of its first token."""
     worker = SimulatedWorker(2, LineCost(0.01, 0.002), StepSeconds(0.003, 0.001, 0.0005), 4, 100)
