@@ -139,7 +139,9 @@ def test_the_example_of_the_documents(
     """The schema, the inventory and the command of docs/planning.md print what stands there."""
     text = (ROOT / "docs" / "planning.md").read_text()
     schema, inventory = re.findall(r"```yaml\n(.*?)```", text, re.S)
-    command, *shown = re.findall(r"```\n\$ (.*?)\n```", text, re.S)[0].splitlines()
+    command, *shown = re.findall(
+        r"```\n\$ (spillway plan deployment --schema.*?)\n```", text, re.S
+    )[0].splitlines()
     (tmp_path / "rag.yaml").write_text(schema)
     (tmp_path / "gpus.yaml").write_text(inventory)
     monkeypatch.chdir(tmp_path)
