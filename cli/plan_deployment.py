@@ -20,7 +20,7 @@ from planner.front_plot import FrontPoint
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import read_inventory
 from planner.levers import LEVERS, PlanLever
-from planner.planned_deployment import deployment, runnable_groups
+from planner.planned_deployment import deployment, machine_of, runnable_groups
 from planner.rag_schema import STAGES, PlanInputError, read_schema
 from planner.schedule_search import RagSchedule, SearchSpace, best_schedules, front
 from planner.stage_profile import profile_of
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     if (args.compose or args.kustomize) and not args.out:
         raise ConfigError("--out is missing: expected it with --compose and --kustomize")
     levers = [_lever(name) for name in args.lever]
+    running = _read(args.running, read_plan) if args.running else None
     try:
         found = _plan(args, levers)
         plan = deployment(found.space, found.choice.schedule, levers) if args.out else None
-        running = _read(args.running, read_plan) if args.running else None
     except PlanInputError as error:
         raise ConfigError(str(error)) from None
     lines = [*_lines(found, fully=args.explain)]
@@ -127,6 +127,8 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
             f"{args.inventory}: its profile was measured without the lever; expected one measured with it "
             "(`spillway profile` under the same setting), or no --lever"
         )
+    if args.out:
+        machine_of(inventory)
     for lever in levers:
         schema = lever.applied(schema)
     groups = runnable_groups(schema) if inventory.machine else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.deployment import (
     DeploymentPlan,
+    MachineFingerprint,
     PlacementGroup,
     PlannedPerformance,
     PlannedService,
@@ -24,11 +25,7 @@ def deployment(
 ) -> DeploymentPlan:
     """Return the plan of a schedule; PlanInputError if the product cannot run it, or the inventory names no machine."""
     inventory = space.inventory
-    if inventory.machine is None:
-        raise PlanInputError(
-            "the inventory names no machine; expected machine: {cores, chips, memory_bytes, product}, as "
-            "`spillway profile` writes it"
-        )
+    machine = machine_of(inventory)
     services = [PlannedService("router"), PlannedService("kv_store")]
     groups = []
     for group in schedule.groups:
@@ -46,7 +43,7 @@ def deployment(
     else:
         services.append(PlannedService("vector_search"))
     plan = DeploymentPlan(
-        machine=inventory.machine,
+        machine=machine,
         services=[*_with_levers(services, levers)],
         predicted=PlannedPerformance(
             ttft_s=schedule.ttft_s, qps=schedule.qps, tpot_s=schedule.tpot_s,
@@ -57,6 +54,16 @@ def deployment(
     )  # fmt: skip
     check_plan(plan)
     return plan
+
+
+def machine_of(inventory: Inventory) -> MachineFingerprint:
+    """Return the machine that plans of an inventory are for; PlanInputError if it names none."""
+    if inventory.machine is None:
+        raise PlanInputError(
+            "the inventory names no machine; expected machine: {cores, chips, memory_bytes, product}, as "
+            "`spillway profile` writes it"
+        )
+    return inventory.machine
 
 
 def runnable_groups(schema: RAGSchema) -> frozenset[tuple[str, ...]]:
@@ -77,7 +84,7 @@ def _runs(group: tuple[str, ...]) -> bool:
 def _service(space: SearchSpace, schedule: RagSchedule, group: ScheduledGroup) -> PlannedService:
     """Return the entry that runs a group of stages on chips or cores."""
     inventory = space.inventory
-    if set(group.stages) == {"decode"}:
+    if inventory.decode == "separate":
         raise PlanInputError(
             "the schedule has decode on chips of its own, and a gpu_worker both reads and writes; expected "
             "decode: with_prefix in the inventory"

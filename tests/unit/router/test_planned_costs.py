@@ -54,9 +54,9 @@ def test_a_plans_costs_are_read_as_it_writes_them(costs: list[PlannedCost]) -> N
     )
     found = parse_planned_costs(plan.planned_costs())
 
-    assert [
-        PlannedCost(each.kind, each.seconds, each.items, each.tokens) for each in found
-    ] == costs  # type: ignore[arg-type]
+    assert [(each.kind, each.seconds, each.items, each.tokens) for each in found] == [
+        (each.kind, each.seconds, each.items, each.tokens) for each in costs
+    ]
 
 
 @pytest.mark.parametrize(
