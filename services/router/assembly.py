@@ -238,14 +238,14 @@ def http_apis(
     answers = AnswerWriter(core.runner, sources, streams, bus.clock)
     parcels = ParcelReplies(cards, admission, planned, replies)
     snapshot = MeshSnapshot(bus, cards, config.partitions)
-    ttl_s = config.session_ttl_s
+    sessions = SessionsApi(receiver, records, bus, cards, replies, config.session_ttl_s)
     return [
-        *_generation_apis(config, core, receiver, limits, planned, sources, answers),
+        *_generation_apis(config, core, receiver, limits, planned, sources, answers, sessions),
         EncodersApi(receiver, limits, cards, core.pool, parcels),
         TokenizingApi(receiver, limits, cards, core.pool),
         *_collection_apis(config, core, receiver, records, limits, planned, replies),
         ModelsApi(cards, config),
-        SessionsApi(receiver, records, bus, cards, replies, ttl_s),
+        sessions,
         SessionPagesApi(receiver, records, Sessions(bus), core.pages),
         RequestsApi(records, bus, core.runner, core.store, sources, answers, writer),
         RequestEventsApi(bus, core.notifications, admission, core.store, sources, answers),
@@ -263,6 +263,7 @@ def _generation_apis(
     planned: PlannedJobs,
     sources: AnswerSources,
     answers: AnswerWriter,
+    sessions: SessionsApi,
 ) -> list[Api]:
     bus, cards, pool = core.bus, core.cards, core.pool
     turns = SessionTurns(bus, core.notifications, cards)
@@ -285,7 +286,7 @@ def _generation_apis(
     return [
         ChatApi(receiver, cards, pool, turns, generations, grounded),
         CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
-        ResponsesApi(receiver, cards, pool, bus, generations, config.session_ttl_s),
+        ResponsesApi(receiver, cards, pool, bus, generations, sessions, config.session_ttl_s),
     ]
 
 

@@ -12,7 +12,7 @@ namespace spillway {
 constexpr int GROUP = 32;                       // inputs
 alignas(16) constexpr uint8_t NIBBLE_VALUES[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                                    129, 141, 153, 166, 181, 197, 217, 241};  // 128 more than they are
-constexpr int32_t SHIFT_ZERO = 256;  // the byte of a shift, and a value's 128, less this
+constexpr int32_t SHIFT_ZERO = 128;  // the byte of a shift of 0
 constexpr float MOST_SHIFT = 127;
 constexpr int EXPONENTS = 8, FRACTION = 5;  // exponents of an output's scales; bits
 
@@ -112,10 +112,9 @@ struct Int4Head {
 
 // Write a group's 32 codes, and return its scale and shift; the codes are of these as they are kept.
 inline Int4Head int4_codes(const float* values, Int4Line line, int exponent, uint8_t* codes) {
-  constexpr int ONE = SHIFT_ZERO / 2;
   if (line.slope == 0) {  // the value 1, and a shift of -1
     std::fill(codes, codes + GROUP, uint8_t(8));
-    return {0, ONE - 1};
+    return {0, SHIFT_ZERO - 1};
   }
   const float unit = int4_scale(exponent, 0), least_slope = std::max(line.slope, unit);
   int32_t kept;
@@ -129,7 +128,7 @@ inline Int4Head int4_codes(const float* values, Int4Line line, int exponent, uin
     const I found = nearest_codes(load<F>(values + i) * by - splat(shift));
     for (int k = 0; k < 16; ++k) codes[i + k] = uint8_t(found[k]);
   }
-  return {scale, uint8_t(int(shift) + ONE)};
+  return {scale, uint8_t(int(shift) + SHIFT_ZERO)};
 }
 
 }  // namespace spillway

@@ -208,6 +208,14 @@ inline F group_scale(const uint8_t* group, int at, F head) {
   return K == INT8 ? widen(kept) : widen16(kept);
 }
 
+// What is added to 16 of a group's weights; `head` is their block's minimum, negative, or the scale of int4.
+template <Kind K>
+inline F group_offset(const uint8_t* group, int at, F head) {
+  if (K == INT4) return to_float(unsigned_bytes(group + TILE + at) - splat(SHIFT_ZERO)) * head;
+  if (in_blocks(K)) return to_float(unsigned_bytes(group + TILE + at)) * head;
+  return widen16(load<H>(group + TILE * 2 + at * 2));
+}
+
 // `first` is the first of the V vectors in its tile, whose blocks begin at `w`; `acc` begins at it.
 template <int M, int V, Kind K>
 inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
@@ -232,8 +240,7 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       I t[M][V], five[V];
       for (int m = 0; m < M; ++m) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
       for (int v = 0; v < V; ++v) {
-        const I shift = K == INT4 ? unsigned_bytes(at + TILE + 16 * (first + v)) - splat(SHIFT_ZERO) : splat(-zero(K));
-        for (int m = 0; m < M; ++m) t[m][v] = shift * splat(total[m]);
+        for (int m = 0; m < M; ++m) t[m][v] = splat(-zero(K) * total[m]);
         if (bits(K) == 5) five[v] = load<I>(at + group_head(K) + 64 * (first + v));
       }
       for (int k = 0; k < GROUP / 4; k += EACH) {
@@ -253,9 +260,8 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       for (int v = 0; v < V; ++v) {
         const F scale = group_scale<K>(at, 16 * (first + v), heads[v]);
         for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
-        if (!with_offset(K)) continue;
-        const F offset = in_blocks(K) ? to_float(unsigned_bytes(at + TILE + 16 * (first + v))) * minima[v]
-                                      : widen16(load<H>(at + TILE * 2 + 32 * (first + v)));
+        if (!with_offset(K) && K != INT4) continue;
+        const F offset = group_offset<K>(at, 16 * (first + v), K == INT4 ? scale : minima[v]);
         for (int m = 0; m < M; ++m) s[m][v] = fma(offset, splat(in.scale[m][g] * float(total[m])), s[m][v]);
       }
     }
@@ -543,7 +549,7 @@ struct Linear {
       case FP16: return widen16(half(block, i * TILE + n));
       case BF16: return widen(half(block, (i / 2 * TILE + n) * 2 + i % 2));
       case INT8: return widen(half(block, n)) * float(block[codes_at(kind) + byte_at(n, i)] - zero(kind));
-      case INT4: return int4_scale(tile[n], group[n]) * float(code() + group[TILE + n] - SHIFT_ZERO);
+      case INT4: return int4_scale(tile[n], group[n]) * float(code() - zero(kind) + group[TILE + n] - SHIFT_ZERO);
       case Q8_0: return widen16(half(block, n)) * float(block[codes_at(kind) + byte_at(n, i)] - zero(kind));
       case Q4_0:
       case Q5_0:

@@ -1,4 +1,4 @@
-"""What sets each architecture of GGUF files apart: its `model_type`, fields, and the names of its tensors.
+"""Architectures of GGUF files, and what sets each apart: `model_type`, fields, and the names of tensors.
 
 What a file does not say is what llama.cpp takes for granted under that name.
 """

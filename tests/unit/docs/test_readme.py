@@ -25,7 +25,9 @@ def test_generated_figures_are_those_of_the_rows() -> None:
     """What stands between the marks is what the rows' JSON makes; no other sentence quotes a speed."""
     assert report.rewrite(README) == README
     outside = re.sub(r"<!-- bench:readme -->.*<!-- /bench:readme -->", "", README, flags=re.S)
-    quoted = re.findall(r"\d[\d.,]* ?(?:\u00d7|times|tokens/s|ms|queries|requests a second)", outside)
+    quoted = re.findall(
+        r"\d[\d.,]* ?(?:\u00d7|times|tokens/s|ms|queries|requests a second)", outside
+    )
     assert quoted == []
 
 
