@@ -233,7 +233,8 @@ def test_the_lists_that_a_search_read_are_named(page: Page, made: Collections) -
     scanned: list[int] = []
 
     def named(route: Route) -> None:
-        assert route.request.post_data_json["include_lists"] is True
+        asked: Any = route.request.post_data_json
+        assert asked["include_lists"] is True
         found = route.fetch().json()
         assert "scanned" not in found["search"]  # it compares all chunks
         route.fulfill(json={**found, "search": {**found["search"], "scanned": [scanned]}})
