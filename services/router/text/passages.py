@@ -20,7 +20,7 @@ from services.router.text.templates import bounded_time
 
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
-_DIGITS = 4
+_DIGITS = 5
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 # Words, and first words, by which a question refers to the conversation before it.
 _LEANS = re.compile(
