@@ -143,17 +143,8 @@ class GroundedQuestions:
         assert retrieval is not None
         question = await self._question(caller, chat, specs[chat.model], encoder, record)
         family = self._bus.writes.search_family(record.id)
-        options = ResponseOptions(
-            kind="chat",
-            model=chat.model,
-            tokens=question.generation.prompt_tokens,
-            fingerprint=(await self._cards.card(chat.model)).fingerprint,
-            stream=chat.stream,
-            include_usage=chat.include_usage,
-            logprobs=chat.options.logprobs,
-            session=chat.session,
-            marks=marks_of(chat, question.generation),
-        )
+        fingerprint = (await self._cards.card(chat.model)).fingerprint
+        options = _options(chat, question, fingerprint)
         # Refuse a generation that even an empty lane could not hold, before any passage joins it.
         tokens = self._generations.spec(generator, question.generation, options).charge_tokens
         count = len(question.tokens)
@@ -264,6 +255,20 @@ class GroundedQuestions:
         return await self._pool.run(
             partial(question_of, chat, spec, past, encoder, record.query_prompt, earlier, rewriter)
         )
+
+
+def _options(chat: ChatRequest, question: GroundedQuestion, fingerprint: str) -> ResponseOptions:
+    return ResponseOptions(
+        kind="chat",
+        model=chat.model,
+        tokens=question.generation.prompt_tokens,
+        fingerprint=fingerprint,
+        stream=chat.stream,
+        include_usage=chat.include_usage,
+        logprobs=chat.options.logprobs,
+        session=chat.session,
+        marks=marks_of(chat, question.generation),
+    )
 
 
 def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRequest:
