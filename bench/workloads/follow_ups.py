@@ -136,7 +136,7 @@ async def measure(
     )
     body.notes.append(
         f"Collection `docs`, chunks of 200 tokens, the default encoder; a page is found where one of the hits answers."
-        f" Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a cross-encoder could at best bring the page into the first {K}:"
+        f" Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a cross-encoder could bring the page into the first {K}:"
         " these columns are the most that `rerank` can find with so many candidates. No trained cross-encoder was at"
         " hand, so how near one comes was not measured. Where the subject changes, the question that stands alone is"
         " asked after another conversation."
