@@ -47,10 +47,8 @@ ROWS, REPEATS = 65_536, 128
 CELL_S, MOST = 90.0, 300  # of measuring, and pairs
 PROFILED = 5  # answers, and searches, for the profile of a cell
 ALIKE = 0.2
-CLOSE, TRIES = (
-    0.1,
-    3,
-)  # to the share that was asked for: else the machine moved, and it is profiled anew
+# A profile as near to its share is kept; of another one the machine moved meanwhile, so it is made anew, at most twice.
+CLOSE, TRIES = 0.1, 3
 GOAL, MUST, OF_MODEL = 1.6, 1.3, 0.9
 RIGHT = 1.05  # of the fastest mode: who is chosen may take so much longer
 
