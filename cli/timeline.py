@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from spillway_client import RequestTimeline, StageTime
+from spillway_client import RequestTimeline, StageRun
 
 WIDTH = 40
 
@@ -25,7 +25,7 @@ def lines(told: RequestTimeline) -> Iterator[str]:
         yield f"  {name:<14}{run.start_ms:>9,.0f} {took:>9,.0f} ms  |{_bar(run, length)}|"
 
 
-def overlap_ms(runs: list[StageTime]) -> float:
+def overlap_ms(runs: list[StageRun]) -> float:
     """Return for how many milliseconds at least two runs went on at once."""
     edges = sorted([(run.start_ms, 1) for run in runs] + [(run.end_ms, -1) for run in runs])
     total, running, before = 0.0, 0, 0.0
@@ -36,17 +36,17 @@ def overlap_ms(runs: list[StageTime]) -> float:
     return total
 
 
-def _bar(run: StageTime, length: float) -> str:
+def _bar(run: StageRun, length: float) -> str:
     scale = WIDTH / length if length else 0.0
     first = min(WIDTH - 1, int(run.start_ms * scale))
     cells = max(1, min(WIDTH - first, round((run.end_ms - run.start_ms) * scale)))
     return " " * first + "=" * cells + " " * (WIDTH - first - cells)
 
 
-def _run(job: dict[str, Any], told: RequestTimeline) -> StageTime:
+def _run(job: dict[str, Any], told: RequestTimeline) -> StageRun:
     """Return a job as a run, from its admission to its end, or to now, counted from the request's own admission."""
     began = told.jobs[0]["events"][0]["at"]
     last = job["events"][-1]
     until = last["at"] if last["what"] == "ended" else told.now
     start = 1000 * (job["events"][0]["at"] - began)
-    return StageTime(job["stage"], start, 1000 * (until - began), job["index"])
+    return StageRun(job["stage"], start, 1000 * (until - began), job["index"])

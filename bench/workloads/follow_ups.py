@@ -48,10 +48,11 @@ class FollowUp:
         ]
         return [*said, {"role": "user", "content": self.ask}]
 
-    def queries(self, *, carry: bool) -> list[str]:
-        """Return the queries of the rule, without a rewriting or (`carry`) as a rewriting."""
+    @property
+    def plain(self) -> list[str]:
+        """The queries that are searched for without a rewriting."""
         asked = [question for question, _ in self.before]
-        return passages.queries([*asked, self.ask], self.before[-1][1], carry=carry)
+        return passages.queries([*asked, self.ask], self.before[-1][1])
 
     def place(self, hits: Sequence[Hit]) -> int | None:
         """Return how many hits stand before the first one that answers, None where none does."""
@@ -63,7 +64,7 @@ class FollowUp:
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenQueries:
     """The queries that one writer made of a follow-up, in how many milliseconds, and of how many tokens."""
 
     queries: list[str]
@@ -77,17 +78,19 @@ def follow_ups() -> list[FollowUp]:
     return [FollowUp(**row) for row in json.loads(FILE.read_text(encoding="utf-8"))]
 
 
-async def rewritten(client: AsyncSpillway, one: FollowUp, model: str) -> Written:
+async def rewritten(client: AsyncSpillway, one: FollowUp, model: str) -> WrittenQueries:
     """Return what `retrieval.rewrite` makes of a follow-up by a model, as the response tells it."""
     answer = await _asked(client, one, {"rewrite": {"model": model}})
     assert answer.retrieval is not None
     told = answer.retrieval.rewrite
     queries = [one.ask, told["query"]]
     spent = _spent(answer, "rewrite")
-    return Written(queries, spent, told.get("prompt_tokens", 0), told.get("completion_tokens", 0))
+    return WrittenQueries(
+        queries, spent, told.get("prompt_tokens", 0), told.get("completion_tokens", 0)
+    )
 
 
-async def shipped(client: AsyncSpillway, one: FollowUp) -> Written:
+async def shipped(client: AsyncSpillway, one: FollowUp) -> WrittenQueries:
     """Return what the shipped model, which a rewriting spares, makes of the same instruction."""
     said = "\n".join(f"User: {question}\nAssistant: {answer}" for question, answer in one.before)
     content = rewrites.INSTRUCTION.format(conversation=said, question=one.ask)
@@ -96,7 +99,7 @@ async def shipped(client: AsyncSpillway, one: FollowUp) -> Written:
     )
     used, written = answer.usage, rewrites.read(answer.text)
     queries = [one.ask] if written is None else [one.ask, written]
-    return Written(queries, 0.0, used.prompt_tokens, used.completion_tokens)
+    return WrittenQueries(queries, 0.0, used.prompt_tokens, used.completion_tokens)
 
 
 async def places(client: AsyncSpillway, one: FollowUp, queries: Sequence[str]) -> int | None:
@@ -115,12 +118,12 @@ async def measure(
     client: AsyncSpillway, given: Sequence[FollowUp], instruct: str, body: Body
 ) -> None:
     """Put into `body` what each writer of queries finds, and what it takes; `instruct`: a model, or ""."""
-    writers: dict[str, list[Written]] = {
-        "the last question": [Written([one.ask]) for one in given],
-        "no rewriting": [Written(one.queries(carry=False)) for one in given],
-        "`rewrite`, the rule": [Written(one.queries(carry=True)) for one in given],
+    writers: dict[str, list[WrittenQueries]] = {
+        "the last question": [WrittenQueries([one.ask]) for one in given],
+        "no rewriting": [WrittenQueries(one.plain) for one in given],
+        "`rewrite`, the rule": [WrittenQueries(rewrites.carried(one.messages)) for one in given],
         "the shipped model, asked all the same": [await shipped(client, one) for one in given],
-        "written by hand": [Written([one.ask, one.alone]) for one in given],
+        "written by hand": [WrittenQueries([one.ask, one.alone]) for one in given],
     }
     if instruct:
         by_model = [await rewritten(client, one, instruct) for one in given]
@@ -189,7 +192,7 @@ def _spent(answer: ChatCompletion, stage: str) -> float:
     return sum(each.end_ms - each.start_ms for each in stages if each.name == stage)
 
 
-def _cost(written: Sequence[Written]) -> list[str]:
+def _cost(written: Sequence[WrittenQueries]) -> list[str]:
     told = (
         statistics.median(each.ms for each in written),
         statistics.median(each.read for each in written),

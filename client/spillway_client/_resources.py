@@ -24,7 +24,7 @@ from .types import (
     RequestTimeline,
     Reranking,
     RerankResult,
-    StageTime,
+    StageRun,
     UnexpectedResponseError,
     Usage,
     build,
@@ -203,7 +203,7 @@ class RequestsResource:
         path = f"/v1/requests/{segment(request_id)}/timeline"
         answer = await self._transport.call("GET", path, timeout_s=timeout_s)
         told = answer.payload.get("stages") if isinstance(answer.payload, dict) else None
-        stages = [build(StageTime, one) for one in told or []]
+        stages = [build(StageRun, one) for one in told or []]
         return build(RequestTimeline, answer.payload, stages=stages)
 
     async def events(

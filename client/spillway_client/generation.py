@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .types import StageTime, build, items
+from .types import StageRun, build, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Retrieval:
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
     retrievals: list[RetrievalRecord] = field(default_factory=list)
-    stages: list[StageTime] = field(default_factory=list)
+    stages: list[StageRun] = field(default_factory=list)
     rewrite: dict[str, Any] = field(default_factory=dict)
     rerank: dict[str, Any] = field(default_factory=dict)
 
@@ -269,7 +269,7 @@ def retrieval(payload: Any) -> Retrieval | None:
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
     retrievals = [build(RetrievalRecord, one) for one in payload.get("retrievals") or []]
-    stages = [build(StageTime, one) for one in payload.get("stages") or []]
+    stages = [build(StageRun, one) for one in payload.get("stages") or []]
     return build(Retrieval, payload, passages=passages, retrievals=retrievals, stages=stages)
 
 

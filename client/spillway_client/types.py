@@ -403,7 +403,7 @@ class RequestEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
+class StageRun:
     """One run of a stage of a grounded answer, in milliseconds from the request's acceptance; runs may overlap."""
 
     name: str
@@ -422,7 +422,7 @@ class RequestTimeline:
     id: str
     now: float = 0.0
     jobs: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[StageTime] = field(default_factory=list)
+    stages: list[StageRun] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

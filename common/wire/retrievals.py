@@ -1,4 +1,4 @@
-"""What a grounded answer rests on: the first passages, and those that replaced them while the answer was written.
+"""Retrievals of a grounded answer: the first passages, and those that replaced them while the answer was written.
 
 A router notes each retrieval with the extension of the prompt that it sends, and the note stands in the job's log at
 the token after which it counts. So every reader, at any router, and the session are told the same.

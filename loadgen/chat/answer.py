@@ -51,6 +51,20 @@ def mark_of(ident: str) -> Mark | None:
     return None
 
 
+def _joined(before: dict[str, Any] | None, told: dict[str, Any]) -> dict[str, Any]:
+    """Return what was retrieved by now: passages and retrievals that a later chunk tells join those before."""
+    if before is None:
+        return told
+    passages = {each["index"]: each for each in (*told["passages"], *before["passages"])}
+    every = (*before.get("retrievals", ()), *told.get("retrievals", ()))
+    retrievals = {each["at_token"]: each for each in every}
+    return {
+        **before,
+        "passages": [passages[index] for index in sorted(passages)],
+        "retrievals": [retrievals[token] for token in sorted(retrievals)],
+    }
+
+
 @dataclass(slots=True)
 class StreamedAnswer:
     """What one request was answered; `code` is empty iff it ended well, `status` 0 without an HTTP answer.
@@ -114,7 +128,7 @@ class StreamedAnswer:
         if chunk.usage is not None and chunk.usage.completion_tokens:
             self._usage(chunk.usage)
         if chunk.retrieval is not None:
-            self.retrieval = chunk.retrieval
+            self.retrieval = _joined(self.retrieval, chunk.retrieval)
         mark = mark_of(frame.id)
         if mark is None:
             self._unmarked(frame, chunk)

@@ -82,19 +82,20 @@ export class Answer {
     if (request) this.meta.append(facts.length ? " · " : "", h("a", { href: timelineOf(request) }, "timeline"));
   }
 
+  // What the answer rests on; passages that are found while it is written join those before.
   #rests({ collection, found, passages, rewrite }) {
-    this.shown = new Map();
-    const items = passages.map((passage) => {
-      const item = passageOf(passage, `${this.name}-passage-${passage.index}`);
-      this.shown.set(passage.index, item);
-      return item;
-    });
+    const begins = !this.shown;
+    this.rewrite ??= rewrite;
+    this.shown ??= new Map();
+    for (const passage of passages.filter(({ index }) => !this.shown.has(index))) {
+      this.shown.set(passage.index, passageOf(passage, `${this.name}-passage-${passage.index}`));
+    }
     this.passages.replaceChildren(
-      h("p", { class: "rests" }, found ? `${many(passages.length, "passage")} from ${collection}` : `No passage found in ${collection}`),
-      rewrite ? h("p", { class: "hint" }, `searched for: ${rewrite.query}`) : "",
-      ...items,
+      h("p", { class: "rests" }, this.shown.size || found ? `${many(this.shown.size, "passage")} from ${collection}` : `No passage found in ${collection}`),
+      this.rewrite ? h("p", { class: "hint" }, `searched for: ${this.rewrite.query}`) : "",
+      ...this.shown.values(),
     );
-    this.note(found ? "reading the passages…" : "");
+    if (begins) this.note(found ? "reading the passages…" : "");
   }
 
   // Each place that the server found to be a citation becomes a link; it counts characters, not code units.

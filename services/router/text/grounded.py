@@ -30,7 +30,7 @@ from services.router.text.passages import (
 )
 from services.router.text.quotes import Sentence, compared, quotes, sentences
 from services.router.text.requests import encode_all
-from services.router.text.rewrites import rewriting
+from services.router.text.rewrites import carried, rewriting
 from services.router.text.tokens import Spec, load
 
 # Passages leave so much of the context to an answer without max_tokens; at most a quarter of the context.
@@ -82,12 +82,12 @@ def question_of(
     rule does.
     """
     conversation = [*earlier, *ask.messages]
+    options = ask.retrieval.rewrite if ask.retrieval is not None else None
     questions = [m["content"] for m in conversation if m["role"] == "user" and m["content"].strip()]
     if not ask.messages[-1]["content"].strip():
         questions.append("")  # refused below, as any empty text
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
-    options = ask.retrieval.rewrite if ask.retrieval is not None else None
-    asked = queries(questions, (answers or [""])[-1], carry=options is not None)
+    asked = carried(conversation) if options else queries(questions, (answers or [""])[-1])
     better = None
     if options is not None and rewriter is not None and not rewriter.reads:
         better = rewriting(ask, rewriter, options, conversation)

@@ -20,7 +20,7 @@ from services.router.text.templates import bounded_time
 
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
-_DIGITS = 4
+_DIGITS = 5
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 # Words, and first words, by which a question refers to the conversation before it.
 _LEANS = re.compile(
@@ -113,7 +113,7 @@ def leans(question: str) -> bool:
     return len(question.split()) <= _SHORT_WORDS or _LEANS.search(question) is not None
 
 
-def queries(questions: Sequence[str], answer: str = "", *, carry: bool = False) -> list[str]:
+def queries(questions: Sequence[str], answer: str = "") -> list[str]:
     """Return the queries to search for, given a conversation's questions, the last one last, and the last `answer`.
 
     The last question alone; where it leans on what was said also together with the head of the last answer and the
@@ -122,7 +122,7 @@ def queries(questions: Sequence[str], answer: str = "", *, carry: bool = False) 
     where 30 % of the answers were refusals; the last question alone does in 3 to 7 %.
     """
     last = questions[-1].strip()
-    if len(questions) == 1 or not (carry or leans(last)):
+    if len(questions) == 1 or not leans(last):
         return [last]
     first = len(questions) - 1
     while first > 0 and leans(questions[first]):

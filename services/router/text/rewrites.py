@@ -27,7 +27,7 @@ Last question: {question}
 Rewritten question:"""
 
 _TURNS = 4
-_MESSAGE_CHARS = 400
+_MESSAGE_CHARS, _ANSWER_CHARS = 400, 200
 _QUERY_CHARS = 512
 _NAMES = {"user": "User", "assistant": "Assistant"}
 _LABEL = re.compile(
@@ -44,9 +44,7 @@ def rewriting(
     It is told the last four questions and answers, each with its first 400 characters, or fewer turns where these do
     not fit its context; None where no turn does, or where there is no turn before the last question.
     """
-    *before, last = [
-        m for m in conversation if m["role"] in _NAMES and (m["content"] or "").strip()
-    ]
+    before, question = _said(conversation)
     greedy = GenerationOptions(
         sampling=SamplingParams(temperature=0.0),
         max_new=options.max_tokens,
@@ -58,7 +56,7 @@ def rewriting(
         said = "\n".join(
             f"{_NAMES[message['role']]}: {_head(message['content'])}" for message in before[first:]
         )
-        content = INSTRUCTION.format(conversation=said, question=last["content"].strip())
+        content = INSTRUCTION.format(conversation=said, question=question)
         try:
             return generation(plain, spec, messages=[{"role": "user", "content": content}])
         except InvalidRequest as error:
@@ -67,8 +65,31 @@ def rewriting(
     return None
 
 
+def _said(conversation: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return what users and the model said before the last message, and that message's text."""
+    *before, last = conversation
+    said = [m for m in before if m["role"] in _NAMES and (m["content"] or "").strip()]
+    return said, last["content"].strip()
+
+
 def _head(text: str) -> str:
     return " ".join(text[:_MESSAGE_CHARS].split())
+
+
+def carried(conversation: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the queries that a rule makes of a conversation's last question: as it is, and with each turn before it.
+
+    A turn is its question with the first 200 characters of its answer; the last four count, the newest last.
+    """
+    before, question = _said(conversation)
+    turns: list[str] = []
+    for message in before:
+        text = message["content"].strip()
+        if message["role"] == "user":
+            turns.append(text)
+        elif turns:
+            turns[-1] += f" {text[:_ANSWER_CHARS]}"
+    return [question, *(f"{question} {turn}" for turn in turns[-_TURNS:])]
 
 
 def read(said: str) -> str | None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from common.clock import Clock
 
 
-class StageTime(Struct, frozen=True, omit_defaults=True):
+class StageRun(Struct, frozen=True, omit_defaults=True):
     """One run of a stage: milliseconds from the acceptance of its request; `nth` counts the runs of a stage from 0.
 
     Runs may overlap: a retrieval beside the generation of its interval does.
@@ -44,10 +44,10 @@ class StageTimeline:
         """Record one run of a stage, by the clock's `perf_s`."""
         self._runs.append((name, nth, began_s, ended_s))
 
-    def times(self, accepted_ms: int) -> list[StageTime]:
+    def times(self, accepted_ms: int) -> list[StageRun]:
         """Return the runs so far, given when the request was accepted, by the bus' clock."""
         return [
-            StageTime(
+            StageRun(
                 name, self._since(began_s, accepted_ms), self._since(ended_s, accepted_ms), nth
             )
             for name, nth, began_s, ended_s in self._runs

@@ -184,6 +184,9 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     expect(runs.first.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"from \d"))
     expect(page.locator(".stage-chart .meta")).to_contain_text("one after the other")
     request = page.input_value("#timeline-id")
+    told = instance.spillway.run("explain", request, "--url", instance.url).stdout.splitlines()
+    assert told[0].startswith(f"{request}: result, ")
+    assert [line.split()[0] for line in told[1:]] == shown
     page.goto(f"{instance.url}/#/timeline")
     page.fill("#timeline-id", request)
     page.keyboard.press("Enter")

@@ -138,6 +138,44 @@ async def test_a_conversation_finds_what_it_leans_on(http: aiohttp.ClientSession
     assert kept == given
 
 
+async def test_a_long_answer_reads_what_it_comes_to_speak_of(http: aiohttp.ClientSession) -> None:
+    """Passages are found anew beside the generation; each time it is asked, the answer and what it rests on are one.
+
+    Every passage is a part of its page, whatever it lost at its beginning, and every citation one of the passages.
+    """
+    question = next(iter(handbook.questions(PAGES)))
+    wishes = {"interval": 16, "k": 3, "effort": "exact"}
+    body = asks(question.text, retrieval=wishes, max_tokens=72, ignore_eos=True)
+    answers = [(await post(http, body))[1] for _ in range(2)]
+    texts = {each.name: each.text for each in handbook.pages()}
+    retrieval, message = answers[0]["retrieval"], answers[0]["choices"][0]["message"]
+    rows = {row["index"]: row for row in retrieval["passages"]}
+    records = retrieval["retrievals"]
+
+    assert [record["at_token"] for record in records] == [0, 16, 32, 48, 64]
+    assert question.page in {rows[index]["document_id"] for index in records[0]["passages"]}
+    assert any(record["replaced"] for record in records)
+    assert (
+        len({rows[index]["document_id"] for record in records for index in record["passages"]}) > 3
+    )
+    for row in rows.values():
+        assert texts[row["document_id"]][row["start"] : row["end"]] == row["text"]
+    for citation in message["citations"]:
+        row = rows[citation["index"]]
+        assert [citation[key] for key in ("document_id", "start", "end")] == [
+            row[key] for key in ("document_id", "start", "end")
+        ]
+
+    def told(answer: dict[str, Any]) -> Any:
+        held = [
+            (record["at_token"], record["passages"], record["replaced"], record.get("kept"))
+            for record in answer["retrieval"]["retrievals"]
+        ]
+        return answer["choices"], answer["retrieval"]["passages"], held
+
+    assert told(answers[1]) == told(answers[0])
+
+
 NOTES = {
     "dam.pdf": "The dam stands above the town. Its spillway was rebuilt in 1987 by engineers from Brno.",
     "leave.md": "# Leave\n\nEvery employee has 30 days of paid leave a year. Ask for it two weeks ahead.",

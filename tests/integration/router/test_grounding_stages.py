@@ -145,7 +145,7 @@ async def test_what_a_rewriting_leaves_as_it_is(
     assert status == 200, answer
     told = answer["retrieval"]["rewrite"]
     assert (told["by"], told["model"]) == ("rule", NAME)
-    assert told["query"].endswith(DOCUMENTS["bo.md"])
+    assert told["query"] == f"And where? {DOCUMENTS['bo.md']} computed"
     assert f"User: {DOCUMENTS['bo.md']}" in prompt_of(model.works[-2])
     async with http.get(f"/v1/sessions/{session}?include=messages") as response:
         said = [m["content"] for m in (await response.json())["messages"] if m["role"] == "user"]
@@ -173,7 +173,7 @@ async def test_a_model_that_reads_one_kind_of_text_is_spared(
 async def test_a_cross_encoder_orders_what_was_found(
     http: aiohttp.ClientSession, model: Generator, ranker: str
 ) -> None:
-    """The best k of the candidates, with the scores that /v1/rerank gives; candidates are more than the search gives."""
+    """The best k of the candidates, with the scores that /v1/rerank gives; the candidates are more than k."""
     name = await stored(http, WORDS)
     model.script = forced
     query = "w3 w17 w29"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spillway_client import RequestTimeline, StageTime
+from spillway_client import RequestTimeline, StageRun
 
 from cli.timeline import lines, overlap_ms
 
@@ -15,10 +15,10 @@ def job(stage: str, state: str, *times: float, index: int = 0) -> dict[str, obje
 def test_stages_stand_on_one_axis() -> None:
     """Runs in the order in which they began; a second run is told as such, and so is what ran beside it."""
     stages = [
-        StageTime("embed", 0, 100),
-        StageTime("search", 600, 700, 1),
-        StageTime("generate", 200, 1000),
-        StageTime("search", 100, 200),
+        StageRun("embed", 0, 100),
+        StageRun("search", 600, 700, 1),
+        StageRun("generate", 200, 1000),
+        StageRun("search", 100, 200),
     ]
     told = RequestTimeline("request~0~x", 5.0, [job("request", "result", 1.0, 2.0)], stages)
 

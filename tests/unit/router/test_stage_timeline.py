@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.workflows.timeline import StageTime, StageTimeline
+from services.router.workflows.timeline import StageRun, StageTimeline
 
 
 class Hands:
@@ -38,10 +38,10 @@ def test_runs_are_told_from_the_acceptance_of_the_request() -> None:
             raise RuntimeError
 
     assert timeline.times(5900) == [
-        StageTime("embed", 100.0, 600.0),
-        StageTime("search", 850.0, 975.0),
-        StageTime("search", 975.0, 1100.0, 1),
-        StageTime("generate", 600.0, 1100.0),
+        StageRun("embed", 100.0, 600.0),
+        StageRun("search", 850.0, 975.0),
+        StageRun("search", 975.0, 1100.0, 1),
+        StageRun("generate", 600.0, 1100.0),
     ]
 
 
@@ -52,4 +52,4 @@ def test_nothing_begins_before_its_request() -> None:
     with timeline.stage("embed"):
         clock.at_s += 0.25
 
-    assert timeline.times(6100) == [StageTime("embed", 0.0, 150.0)]
+    assert timeline.times(6100) == [StageRun("embed", 0.0, 150.0)]
