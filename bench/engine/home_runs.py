@@ -55,7 +55,8 @@ class HomeSides(NamedTuple):
 class Work(NamedTuple):
     """A request, the step at which it arrives, and the steps during which it is aborted and its pages are forgotten.
 
-    One that is `low` gives way to those that are not, also to those that arrive after it.
+    One that is `low` gives way to those that are not, also to those that arrive after it. One that is `extended` waits
+    after so many tokens and gets another prompt then.
     """
 
     prompt: list[int]
@@ -66,13 +67,19 @@ class Work(NamedTuple):
     aborted: int | None
     forgotten: int | None
     low: bool
+    extended: tuple[int, list[int]] | None = None
+
+    def prompt_at(self, tokens: int) -> list[int]:
+        """Return the prompt after which the token after so many tokens is drawn."""
+        return self.extended[1] if self.extended and self.extended[0] <= tokens else self.prompt
 
 
 class HomeCounts(NamedTuple):
     """Answers that differ from those of the device alone, those compared, and what happened on the way.
 
     `device` and `host` are rows attended there in steps in stages, `preempted` sequences that lost their pages, `moves`
-    those that changed their home, `aborted` requests, and `shared` prompt tokens that were found computed. `excused`
+    those that changed their home, `aborted` requests, `shared` prompt tokens that were found computed, and `extended`
+    prompts that were changed. `excused`
     answers differ first where the model itself is undecided, which counts where bits depend on the batch.
     """
 
@@ -84,6 +91,7 @@ class HomeCounts(NamedTuple):
     moves: int
     aborted: int
     shared: int
+    extended: int
     excused: int = 0
 
 
@@ -112,6 +120,8 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
     head = [draw.randrange(random_models.VOCABULARY) for _ in range(HEAD)]
     samplings = SAMPLINGS if sides.alone.exact else SAMPLINGS[:1]
     works = [_work(draw, head, samplings) for _ in range(draw.randint(3, 9))]
+    extensions = random.Random(f"{seed} extensions")
+    works = [_extended(extensions, work) for work in works]
     profile = OffloadProfile(_scaled(sides.points, draw))
     homes = HomePlanner(sides.executor, profile, mode)
     before = dict(sides.executor.attended)
@@ -130,7 +140,7 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
     for number, answer in zip(kept, expected, strict=True):
         if found[number] == answer:
             continue
-        if _undecided(sides.alone, works[number].prompt, found[number], answer):
+        if _undecided(sides.alone, works[number], found[number], answer):
             excused += 1
         else:
             wrong.append(f"request {number}: {found[number]} instead of {answer}")
@@ -144,12 +154,13 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         run.moves,
         len(works) - len(kept),
         run.shared,
+        run.extended,
         excused,
     )
 
 
 def _undecided(
-    alone: TorchExecutor, prompt: list[int], found: list[list[int]], expected: list[list[int]]
+    alone: TorchExecutor, work: Work, found: list[list[int]], expected: list[list[int]]
 ) -> bool:
     """True if all choices that differ do so first where the two likeliest tokens are nearly as likely."""
     if alone.exact:
@@ -161,7 +172,7 @@ def _undecided(
                 return False
             continue
         first = same.index(False)
-        text = [*prompt, *theirs[:first]]
+        text = [*work.prompt_at(first), *theirs[:first]]
         best = exactness.logits_alone(alone, text, random.Random(1))[-1].topk(2).values
         if best[0] - best[1] >= exactness.GAP:
             return False
@@ -184,7 +195,7 @@ class _Run:
             executor, capacity, StepLimits(tokens, _LIMITS.running), device,
             lookup=True, several=3, homes=homes,
         )  # fmt: skip
-        self.moves = self.shared = 0
+        self.moves = self.shared = self.extended = 0
         self._vocabulary = Vocabulary(executor.tokenizer_json())
         self._root, self._order = root_id(executor.fingerprint, ""), 0
 
@@ -195,9 +206,10 @@ class _Run:
             (max(work.arrives, work.aborted or 0, work.forgotten or 0) for work in works), default=0
         )
         number = 0
-        while number <= last or not engine.idle or engine.running:
+        while number <= last or not engine.idle or engine.running or engine.scheduler.paused:
             step = engine.running
             if step is None:
+                self._extend(works, generations)
                 parts = engine.plan()
                 step = None if parts is None else engine.submit(parts)
             if step is not None:
@@ -226,13 +238,37 @@ class _Run:
             self.shared += sum(max(0, choice.sequence.cached) for choice in generation.choices)
         return [[list(choice.tokens) for choice in each.choices] for each in generations]
 
+    def _extend(self, works: Sequence[Work], generations: Sequence[Generation]) -> None:
+        """Give those that have reached their boundary their other prompt, and let them go on."""
+        for work, generation in zip(works, generations, strict=True):
+            choice = generation.choices[0]
+            if work.extended is None or choice.boundary is None or choice.finish is not None:
+                continue
+            if choice.room <= 0 and choice.sequence in self.engine.scheduler.paused:
+                choice.boundary = None
+                self.engine.rewrite(choice, work.extended[1])
+                self.engine.resume(generation)
+                self.extended += 1
+
     def _generation(self, work: Work) -> Generation:
         request = GenerationRequest(
             f"r{self._order}", [work.prompt], StopRules(work.max_new), self._root, n=work.n,
             sampling=work.sampling, low=work.low,
         )  # fmt: skip
         self._order += work.n
-        return Generation(request, self._vocabulary, self._order - work.n)
+        made = Generation(request, self._vocabulary, self._order - work.n)
+        made.choices[0].boundary = work.extended[0] if work.extended else None
+        return made
+
+
+def _extended(draw: random.Random, work: Work) -> Work:
+    """Return a request of one choice with, half of the time, another text in a slot of its prompt after some tokens."""
+    if work.n > 1 or draw.random() < 0.5:
+        return work
+    start = draw.randint(0, len(work.prompt))
+    slot = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, 60))]
+    prompt = [*work.prompt[:start], *slot, *work.prompt[start + draw.randint(0, 60) :]]
+    return work._replace(extended=(draw.randint(1, NEW), prompt[: HEAD + TAIL]))
 
 
 def _work(draw: random.Random, head: list[int], samplings: Sequence[SamplingParams]) -> Work:

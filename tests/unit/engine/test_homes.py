@@ -29,7 +29,7 @@ def sides(
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("mode", OffloadMode)
 async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: OffloadMode) -> None:
-    """Random arrivals, aborts and forgotten pages in mid-step, shared prompts, several choices, penalties, few pages.
+    """Random arrivals, aborts, extensions, pages forgotten in mid-step, shared prompts, several choices, few pages.
 
     A run counts only if both sides attended, in modes in which both can.
     """
@@ -46,5 +46,6 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
     if RUNS == SOAK:
         assert sum(each.aborted for each in counted) > 0
         assert sum(each.shared for each in counted) > 0
+        assert sum(each.extended for each in counted) > 0
         windowed = None not in sides.executor.shape.windows  # its pages hardly ever run out
         assert windowed or sum(each.preempted for each in counted) > 0
