@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,44 +118,68 @@ async def measure(
     client: AsyncSpillway, given: Sequence[FollowUp], instruct: str, body: Body
 ) -> None:
     """Put into `body` what each writer of queries finds, and what it takes; `instruct`: a model, or ""."""
-    writers: dict[str, list[WrittenQueries]] = {
+    writers = {
         "the last question": [WrittenQueries([one.ask]) for one in given],
-        "no rewriting": [WrittenQueries(one.plain) for one in given],
-        "`rewrite`, the rule": [WrittenQueries(rewrites.carried(one.messages)) for one in given],
+        **_rules(given),
         "the shipped model, asked all the same": [await shipped(client, one) for one in given],
         "written by hand": [WrittenQueries([one.ask, one.alone]) for one in given],
     }
     if instruct:
         by_model = [await rewritten(client, one, instruct) for one in given]
         writers[f"`rewrite`, {instruct}"] = by_model
-    rows, shares = [], {}
-    for name, written in writers.items():
-        at = [
-            await places(client, one, each.queries)
-            for one, each in zip(given, written, strict=True)
-        ]
-        found = [sum(p is not None and p < depth for p in at) / len(at) for depth in DEPTHS]
-        shares[name] = found[DEPTHS.index(K)]
-        rows.append([name, *(f"{share:.1%}" for share in found), *_cost(written)])
-        body.samples[name] = [
-            {"ask": one.ask, "queries": each.queries, "place": place}
-            for one, each, place in zip(given, written, at, strict=True)
-        ]
-    columns = ["who writes the query", *(f"in the first {depth}" for depth in DEPTHS)]
-    body.table(
-        f"{len(given)} follow-ups: the page is among the hits",
-        [*columns, "ms", "tokens read", "tokens written"],
-        rows,
-    )
+    shares = await _found(client, given, writers, f"{len(given)} follow-ups", body)
+    changed = switches(given)
+    await _found(client, changed, _rules(changed), "The subject changes", body)
     hard = shares["no rewriting"] <= GOAL
     body.met[f"without a rewriting at most {GOAL:.0%} in the first {K}"] = (
         "goal" if hard else "missed"
     )
     body.notes.append(
-        f"Collection `docs`, chunks of 200 tokens, the default encoder. Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a"
-        f" cross-encoder could at best bring the page into the first {K}: these columns are the most that `rerank` can"
-        " find with so many candidates. No trained cross-encoder was at hand, so how near one comes was not measured."
+        f"Collection `docs`, chunks of 200 tokens, the default encoder; a page is found where one of the hits answers."
+        f" Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a cross-encoder could bring the page into the first {K}:"
+        " these columns are the most that `rerank` can find with so many candidates. No trained cross-encoder was at"
+        " hand, so how near one comes was not measured. Where the subject changes, the question that stands alone is"
+        " asked after another conversation."
     )
+
+
+def switches(given: Sequence[FollowUp]) -> list[FollowUp]:
+    """Return the questions as they stand alone, each after the conversation of another one."""
+    return [
+        replace(one, ask=one.alone, before=given[(at * 17 + 23) % len(given)].before)
+        for at, one in enumerate(given)
+    ]
+
+
+def _rules(given: Sequence[FollowUp]) -> dict[str, list[WrittenQueries]]:
+    return {
+        "no rewriting": [WrittenQueries(one.plain) for one in given],
+        "`rewrite`, the rule": [WrittenQueries(rewrites.carried(one.messages)) for one in given],
+    }
+
+
+async def _found(
+    client: AsyncSpillway,
+    given: Sequence[FollowUp],
+    writers: Mapping[str, Sequence[WrittenQueries]],
+    title: str,
+    body: Body,
+) -> dict[str, float]:
+    """Put a table of what each writer finds into `body`; return the shares found in the first K."""
+    rows, shares = [], dict[str, float]()
+    for name, written in writers.items():
+        pairs = list(zip(given, written, strict=True))
+        at = [await places(client, one, each.queries) for one, each in pairs]
+        found = [sum(p is not None and p < depth for p in at) / len(at) for depth in DEPTHS]
+        shares[name] = found[DEPTHS.index(K)]
+        rows.append([name, *(f"{share:.1%}" for share in found), *_cost(written)])
+        body.samples[f"{title}: {name}"] = [
+            {"ask": one.ask, "queries": each.queries, "place": place}
+            for (one, each), place in zip(pairs, at, strict=True)
+        ]
+    columns = ["who writes the query", *(f"in the first {depth}" for depth in DEPTHS)]
+    body.table(title, [*columns, "ms", "tokens read", "tokens written"], rows)
+    return shares
 
 
 async def measure_reranking(

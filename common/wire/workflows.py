@@ -119,10 +119,11 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
 
 
 class RewriteOptions(Struct, frozen=True):
-    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens."""
+    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens; or a rule."""
 
     model: str = ""
     max_tokens: int = 64
+    by: Literal["model", "rule"] = "model"
 
 
 class RerankOptions(Struct, frozen=True):

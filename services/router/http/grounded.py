@@ -148,21 +148,11 @@ class GroundedQuestions:
         _check_place(retrieval, specs[chat.model])
         if retrieval.interval == "auto":
             interval = await self._interval(caller, record, generator, encoder)
-            retrieval = msgspec.structs.replace(retrieval, interval=interval)
-            chat = msgspec.structs.replace(chat, retrieval=retrieval)
+            chat, retrieval = _every(chat, retrieval, interval)
         question = await self._question(caller, chat, specs[chat.model], encoder, record)
         family = self._bus.writes.search_family(record.id)
-        options = ResponseOptions(
-            kind="chat",
-            model=chat.model,
-            tokens=question.generation.prompt_tokens,
-            fingerprint=(await self._cards.card(chat.model)).fingerprint,
-            stream=chat.stream,
-            include_usage=chat.include_usage,
-            logprobs=chat.options.logprobs,
-            session=chat.session,
-            marks=marks_of(chat, question.generation),
-        )
+        fingerprint = (await self._cards.card(chat.model)).fingerprint
+        options = _options(chat, question, fingerprint)
         # Refuse a generation that even an empty lane could not hold, before any passage joins it.
         tokens = self._generations.spec(generator, question.generation, options).charge_tokens
         count = len(question.tokens)
@@ -290,6 +280,14 @@ class GroundedQuestions:
         )
 
 
+def _every(
+    chat: ChatRequest, retrieval: RetrievalOptions, interval: int
+) -> tuple[ChatRequest, RetrievalOptions]:
+    """Return a chat and its retrieval with that interval."""
+    retrieval = msgspec.structs.replace(retrieval, interval=interval)
+    return msgspec.structs.replace(chat, retrieval=retrieval), retrieval
+
+
 def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
     """Refuse a place of passages that a model's own template does not have."""
     if retrieval.place != "before" and spec.grounding_template:
@@ -298,6 +296,20 @@ def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
             code="unsupported",
             param="retrieval.place",
         )
+
+
+def _options(chat: ChatRequest, question: GroundedQuestion, fingerprint: str) -> ResponseOptions:
+    return ResponseOptions(
+        kind="chat",
+        model=chat.model,
+        tokens=question.generation.prompt_tokens,
+        fingerprint=fingerprint,
+        stream=chat.stream,
+        include_usage=chat.include_usage,
+        logprobs=chat.options.logprobs,
+        session=chat.session,
+        marks=marks_of(chat, question.generation),
+    )
 
 
 def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRequest:

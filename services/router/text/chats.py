@@ -195,7 +195,7 @@ def _rewrite(asked: RetrievalBody) -> RewriteOptions | None:
     if not asked.rewrite:
         return None
     given = RewriteBody() if asked.rewrite is True else asked.rewrite
-    return RewriteOptions(given.model or "", given.max_tokens)
+    return RewriteOptions(given.model or "", given.max_tokens, given.by)
 
 
 def _rerank(asked: RetrievalBody) -> RerankOptions | None:

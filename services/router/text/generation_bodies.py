@@ -65,6 +65,7 @@ class StreamOptions(Struct, frozen=True):
 class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`retrieval.rewrite`: who rewrites a follow-up question, by default the chat's model, and how long it may be."""
 
+    by: Literal["model", "rule"] = "model"
     model: ModelName | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_REWRITE_TOKENS)] = 64
 

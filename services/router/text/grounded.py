@@ -89,7 +89,7 @@ def question_of(
     answers = [m["content"] for m in conversation if m["role"] == "assistant"]
     asked = carried(conversation) if options else queries(questions, (answers or [""])[-1])
     better = None
-    if options is not None and rewriter is not None and not rewriter.reads:
+    if options and options.by == "model" and rewriter is not None and not rewriter.reads:
         better = rewriting(ask, rewriter, options, conversation)
     texts = query_words(asked, "messages")
     tokens = _query_tokens(asked, encoder, prompt)

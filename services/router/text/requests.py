@@ -361,11 +361,10 @@ def score_parcels(
     param: str,
 ) -> list[Parcel]:
     """Return the jobs by which a cross-encoder, or an encoder, scores texts against a query, in order."""
-    encoder, cross = load(spec.path), spec.kind == "rerank"
+    encoder, cross, head = load(spec.path), spec.kind == "rerank", list[int]()
     fitting = _fit(texts, spec.max_tokens, truncate=truncate, param=param)
     if cross:
         ids, types = encoder.pairs(query, fitting, spec.max_tokens, truncate=truncate)
-        head: list[int] = []
     else:
         head = encoder.texts([query], spec.max_tokens, truncate=truncate, param="query")[0].ids
         ids = [

@@ -168,7 +168,7 @@ def test_a_grounded_chat_and_its_timeline(page: Page, instance: Instance) -> Non
     assert session["turns"] == 2
 
     second.locator(".meta a").click()
-    rows = page.locator(".gantt-row")
+    rows = page.locator(".gantt .gantt-row")
     expect(rows).to_have_count(4)
     for stage, service in (
         ("request", "router"),

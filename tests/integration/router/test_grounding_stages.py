@@ -152,10 +152,8 @@ async def test_what_a_rewriting_leaves_as_it_is(
     assert said == [DOCUMENTS["bo.md"], "And where?"]
 
 
-async def test_a_model_that_reads_one_kind_of_text_is_spared(
-    own: Mesh, http: aiohttp.ClientSession
-) -> None:
-    """Its card says so: the rule rewrites, and no job does."""
+async def test_a_rule_rewrites(own: Mesh, http: aiohttp.ClientSession, model: Generator) -> None:
+    """Where the card says that the model reads one kind of text, or the client that it wants so: no job does."""
     name = await stored(http, DOCUMENTS)
     async with generator(
         own.redis.url, own.directory, name="reader", family="chat.reader", reads=0.5
@@ -168,6 +166,9 @@ async def test_a_model_that_reads_one_kind_of_text_is_spared(
         assert len(made.works) == 1
         assert answer["retrieval"]["rewrite"]["by"] == "rule"
         assert names(answer)[:2] == ["embed", "search"]
+        status, answer, _ = await post(http, {**follow_up(name, by="rule"), "model": NAME})
+        assert (status, answer["retrieval"]["rewrite"]["by"]) == (200, "rule")
+        assert len(model.works) == 1
 
 
 async def test_a_cross_encoder_orders_what_was_found(
@@ -225,6 +226,7 @@ async def test_both_stages_and_their_refusals(
         ({"rerank": 3}, 400, "invalid_value"),
         ({"rewrite": {"model": "none-such"}}, 404, "model_not_found"),
         ({"rewrite": {"max_tokens": 0}}, 400, "invalid_value"),
+        ({"rewrite": {"by": "hand"}}, 400, "invalid_value"),
         ({"rewrite": "yes"}, 400, "invalid_value"),
     ]
     for retrieval, status, code in cases:
