@@ -22,7 +22,7 @@ COPY . .
 RUN python scripts/image.py ours --wheels /wheels \
     && pip install --no-deps --no-index --prefix /worker /wheels/*.whl \
     && cp -a /worker /mesh \
-    && rm /mesh/lib/python*/site-packages/models/demo/model.safetensors
+    && rm /mesh/lib/python*/site-packages/models/*/model.safetensors
 
 # -- packages: the lock file's, in layers of their own, which a change of our code leaves as they are --------
 FROM ${PYTHON} AS mesh-packages

@@ -62,12 +62,19 @@ _INDEX = "services/vector_search/index"
 _SELECTION = tuple(
     f"{_INDEX}/{name}" for name in ("selection.py", "native/selection.cpp", "native/selection.h")
 )
+_SCHEDULES = tuple(
+    f"planner/{name}.py"
+    for name in ("rag_schema", "inventory", "stage_profile", "schedule_search", "execution")
+)
 
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
-    "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION, "V4R": ("planner",),
+    "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
+    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": _SCHEDULES,
+    "G2M": ("planner/load_simulation.py", *_TALK),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
+    "G1P": ("engine/models/retro", "models/retro"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,
@@ -78,6 +85,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "N2": (*_DECODER, *_COST), "H1": _TALK, "H2": _ALL, "T1": _TALK, "P1": _TURNS, "P2": _TURNS, "P3": _TURNS,
     "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_TEXTS),
     "W2": (*_COST, *_TEXTS), "W3": (*_COST, *_TEXTS), "F6": ("services/router",),
+    "G1": (*_CHAT, *_EMBED, *_SEARCH, "engine/models/retro"), "G1S": ("planner/pipelined_retrieval.py",),
+    "G3": ("planner/iterative_batches.py", *_DECODER),
 }  # fmt: skip
 _CODE = {".py", ".h", ".cpp", ".lua"}
 COMMITS = 60
@@ -128,7 +137,7 @@ def main() -> int:
     left = {path: msgspec.json.decode(path.read_bytes()) for path in sorted(RESULTS.glob("*.json"))}
     for commit in _git("rev-list", "-n", str(COMMITS), "HEAD").decode().split():
         with tempfile.TemporaryDirectory(prefix="spillway-hot-path-") as folder:
-            tree = _git("archive", commit, "--", "common", "engine", "services")
+            tree = _git("archive", commit, "--", "common", "engine", "planner", "services")
             with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
                 archive.extractall(folder, filter="data")
             for path, found in list(left.items()):

@@ -8,13 +8,14 @@ import random
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cli import chat_model, embedded
 from cli.chat_model import ChatModel
 from cli.instance import Instance
+from cli.planned_services import PlannedReplica, PlannedServices, fingerprint, read_plan_file
 from cli.process import python
 from common.config import (
     Common,
@@ -36,12 +37,14 @@ FREE_PORTS = 23000, 29999  # below those that Linux and macOS give to outgoing c
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """One process to run; parts of a lower `stage` start earlier and stop later."""
+    """One process to run, with variables of its own, on `cores` or any; a lower `stage` starts earlier, stops later."""
 
     name: str
     argv: list[str]
     stage: int
     death_signal: int = signal.SIGKILL
+    env: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class InstancePlan:
     """One instance to be: where it lives, what it runs, and where it is reached.
 
     `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine; with
-    `host_helper` a process attends on the host for the gpu_worker.
+    `host_helper` a process attends on the host for the gpu_worker. The services are those of the deployment plan
+    `planned`, if there is one; `further_ports` are those of its routers after the first.
     """
 
     instance: Instance
@@ -62,6 +66,8 @@ class InstancePlan:
     lanes: tuple[str, ...]
     overflow_workers: int
     host_helper: bool
+    planned: PlannedServices | None = None
+    further_ports: tuple[int, ...] = ()
 
     @property
     def embedded(self) -> bool:
@@ -110,6 +116,11 @@ class InstancePlan:
 
     def services(self) -> list[PlannedProcess]:
         """Return the services; the router has the highest stage: it drains while the others work."""
+        if self.planned is not None:
+            return [
+                self._of_plan(self.planned, index, replica)
+                for index, replica in enumerate(self.planned.replicas())
+            ]
         after = 3 + self.overflow_workers
         worker = [*self._flags(2), "--chat-model", self.chat.value]
         parts = [
@@ -127,6 +138,24 @@ class InstancePlan:
             parts.append(PlannedProcess("host_helper", python("services.cpu_worker", *flags), 1))
         flags = [*self._flags(0), "--port", str(self.port)]
         return [*parts, PlannedProcess("router", python("services.router", *flags), 2)]
+
+    def _of_plan(
+        self, planned: PlannedServices, index: int, replica: PlannedReplica
+    ) -> PlannedProcess:
+        service = replica.entry.service
+        flags = self._flags(index, replica.number)
+        if service == "gpu_worker":
+            flags += ["--chat-model", planned.chat(replica.entry).value or chat_model.NONE]
+        elif service == "router":
+            port = (self.port, *self.further_ports)[replica.number]
+            flags += ["--port", str(port)]
+        return PlannedProcess(
+            replica.name,
+            python(f"services.{service}", *flags),
+            2 if service == "router" else 1,
+            env=replica.env,
+            cores=replica.cores,
+        )
 
 
 def _check_port(host: str, port: int) -> int:
@@ -184,7 +213,8 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
     machine = within_reach(detect(), device=worker.device, env=env, torch=torch_version())
     place(machine, threads=worker.threads, cores=worker.cores)  # what it refuses, it refuses now
     place_host(machine, worker.host_cores)
-    chat = chat_model.choose(worker)
+    planned = _planned(args, env, file, given)
+    chat = chat_model.choose(worker) if planned is None else _planned_chat(planned)
     for name in ("tls_cert", "tls_key"):
         path = getattr(router, name)
         if path and not Path(path).is_file():
@@ -208,10 +238,40 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
         lanes=lanes(machine, overflow=config.overflow_workers != 0),
         overflow_workers=overflow_workers(machine, config.overflow_workers),
         host_helper=bool(worker.host_socket) and worker.host_attention != "off",
+        planned=planned,
     )
+
+
+def _planned(
+    args: Mapping[str, Any], env: Mapping[str, str], file: str | None, given: Mapping[str, Any]
+) -> PlannedServices | None:
+    """Return the services of the deployment plan that `args` name, if they name one; ConfigError if it cannot run."""
+    where = args.get("plan")
+    if not where:
+        return None
+    plan = read_plan_file(where)
+    planned = PlannedServices(plan, str(where), env, file, given)
+    if not args.get("other_machine"):
+        device = load(WorkerConfig, env, file=file).device
+        planned.check_machine(fingerprint(device=device))
+    asked = load(SupervisorConfig, env, file=file).overflow_workers
+    if asked not in ("auto", plan.replicas("cpu_worker")):
+        raise ConfigError(
+            f"SPILLWAY_OVERFLOW_WORKERS is {asked}, and {where} has {plan.replicas('cpu_worker')} of cpu_worker; "
+            "expected one of them only"
+        )
+    return planned
+
+
+def _planned_chat(planned: PlannedServices) -> ChatModel:
+    """Return the chat model of the first gpu_worker of a plan that generates; ConfigError if one cannot be had."""
+    models = [planned.chat(entry) for entry in planned.plan.of_service("gpu_worker")]
+    return next((model for model in models if model.value), models[0])
 
 
 def with_port(plan: InstancePlan) -> InstancePlan:
     """Return the plan with a port that is free now."""
     port = _check_port(plan.router.host, plan.port)
-    return dataclasses.replace(plan, port=port)
+    more = plan.planned.plan.replicas("router") - 1 if plan.planned else 0
+    further = tuple(_check_port(plan.router.host, 0) for _ in range(more))
+    return dataclasses.replace(plan, port=port, further_ports=further)

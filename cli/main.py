@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     ),
     "devices": ("cli.devices", "add", "run", "show this machine's devices and the lanes they make"),
     "cost": ("cli.cost", "add", "run", "what a recorded load costs, with spill and without"),
+    "profile": ("cli.profile", "add", "run", "measure an answer's stages here, for a plan"),
     "plan": ("cli.plan", "add", "run", "plan a deployment from measured times"),
     "keys": ("cli.keys", "add", "run", "create, list, rotate and revoke API keys"),
     "dead-letters": ("cli.dead_letters", "add", "run", "list, show and replay convicted jobs"),

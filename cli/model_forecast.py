@@ -9,7 +9,8 @@ from common.config import WorkerConfig
 from common.native.library import cpu_flags
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32}  # a weight
-_PACKED = {"Q4_K": 9472 / 9216}  # of a file's bytes, where it is not 1: see docs/decisions.md, 118
+# Of a file's bytes, where it is not 1: see docs/decisions.md, 118.
+_PACKED = {"Q4_K": 9472 / 9216, "Q5_K": 11_520 / 11_264, "IQ4_XS": 8832 / 8704}
 _SHARE = 0.68  # of the memory's bandwidth that decoding reaches (docs/benchmarks, row L1)
 _SAMPLE = 1 << 26  # numbers read to measure it
 

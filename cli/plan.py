@@ -1,4 +1,4 @@
-"""`spillway plan retrieval`: the best ratio of inference to retrieval units, from measured times."""
+"""`spillway plan` and `spillway plan retrieval`: the best ratio of inference to retrieval units."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from cli import deployment_check, plan_deployment
 from cli.quantities import count, seconds
 from common.errors import ConfigError
 from planner.disaggregation import (
@@ -72,10 +73,22 @@ def add(subparsers: Any) -> None:
         "--file", type=Path, help="JSON with these, times in seconds: inference_s, retrieval_s, …"
     )
     option("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=run)
+    plan_deployment.add(verbs)
+    deployment_check.add(verbs)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Do what the verb says; ConfigError names the flag or the file that cannot be used."""
+    verbs = {
+        "retrieval": run_retrieval,
+        plan_deployment.VERB: plan_deployment.run,
+        "check": deployment_check.run_check,
+        "write": deployment_check.run_write,
+    }
+    return verbs[args.verb](args)
+
+
+def run_retrieval(args: argparse.Namespace) -> int:
     """Print what the splits give; ConfigError names the flag or the file that cannot be used."""
     given = _given(args)
     load, now, units = _load(given), _now(given), _units(given)

@@ -60,7 +60,8 @@ class Process:
 
     `on_line(process, line, record)` sees every line it prints, parsed if it is JSON; `on_state(process)` is called
     after each change of `state`: "starting", "ready", "restarting", "failed" (it was given up), "stopped".
-    The owner calls `became_ready()`. When the supervisor dies the child gets `death_signal`.
+    The owner calls `became_ready()`. When the supervisor dies the child gets `death_signal`. It runs on the `cores`, if
+    some are given.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Process:
         env: Mapping[str, str],
         log_path: Path,
         death_signal: int = signal.SIGKILL,
+        cores: Sequence[int] = (),
         on_line: Callable[[Process, bytes, dict[str, Any]], None],
         on_state: Callable[[Process], None],
     ) -> None:
@@ -85,7 +87,7 @@ class Process:
         self.health_port = 0
         self.over = asyncio.Event()
         self._log_path = log_path
-        self._death_signal = death_signal
+        self._death_signal, self._cores = death_signal, tuple(cores)
         self._on_line = on_line
         self._on_state = on_state
         self._failures = 0
@@ -170,6 +172,8 @@ class Process:
 
     def _before_exec(self) -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, self._death_signal, 0, 0, 0)
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
 
     async def _pump(self, child: asyncio.subprocess.Process, log_file: LogFile) -> None:
         assert child.stdout is not None

@@ -11,8 +11,15 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import msgspec
+
+from cli.deployment_check import compare, fetch_mesh, lines
+from cli.http import Endpoint
 from cli.instance import Instance, wait_exit
+from cli.planned_services import shown_plan
 from common.config import SupervisorConfig, load
+from common.errors import ConfigError
+from planner.deployment import DeploymentPlan
 
 STATUS_HELP = "show an instance's processes and whether they are ready"
 DOWN_HELP = "stop an instance in order"
@@ -102,8 +109,22 @@ def collect(instance: Instance) -> dict[str, Any]:
         "sample": note.get("sample", ""),
         "chat_model": note.get("chat_model", ""),
         "services": services,
+        "plan": _plan(note),
         "given_up": [name for name, of in known.items() if of.get("state") == "failed"],
     }
+
+
+def _plan(note: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how the instance stands to the plan it was started from: None if from none, or if it does not say."""
+    if not note.get("plan"):
+        return None
+    plan = msgspec.convert(note["plan"], DeploymentPlan)
+    where = Endpoint(str(note.get("url", "")), os.environ.get("SPILLWAY_API_KEY") or None)
+    try:
+        report = compare(plan, fetch_mesh(where))
+    except ConfigError as error:
+        return {"plan": shown_plan(plan), "lines": [str(error)]}
+    return {"plan": shown_plan(plan), "lines": lines(report)}
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -124,6 +145,10 @@ def run_status(args: argparse.Namespace) -> int:
             print(f"{line}  {service['why']}".rstrip())
         for name in found["given_up"]:
             print(f"  {name:<18} given up; see {found['data_dir']}/logs/{name}.log")
+        if found["plan"]:
+            print(f"  {found['plan']['plan']}")
+            for line in found["plan"]["lines"]:
+                print(f"    {line}")
         if found["chat_model"]:
             print(f"  chat model         {found['chat_model']}")
         if found["sample"] == "loading":

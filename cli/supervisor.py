@@ -17,6 +17,7 @@ import uvloop
 from cli import embedded
 from cli.console import Console, plain
 from cli.instance_plan import REDIS, REDIS_PAGES, InstancePlan, PlannedProcess, with_port
+from cli.planned_services import as_note
 from cli.process import Process, why_ended
 from common import log
 from common.clock import SystemClock
@@ -104,6 +105,7 @@ class Supervisor:
                 sample=self._sample,
                 chat_model=self.plan.chat.shown,
                 processes=processes,
+                plan=None if self.plan.planned is None else as_note(self.plan.planned.plan),
             )
 
     async def _await_ready(self, process: Process, pid: int) -> None:
@@ -127,9 +129,10 @@ class Supervisor:
         process = Process(
             part.name,
             part.argv,
-            env=self.plan.env,
+            env={**self.plan.env, **part.env},
             log_path=self.instance.logs / f"{part.name}.log",
             death_signal=part.death_signal,
+            cores=part.cores,
             on_line=self._on_line,
             on_state=self._on_state,
         )

@@ -15,6 +15,7 @@ from typing import Any
 from cli.console import READY, Console
 from cli.instance import Instance
 from cli.instance_plan import InstancePlan, make
+from cli.planned_services import shown_plan
 from cli.supervisor import supervise
 from common import log, metrics
 from common.config import Common
@@ -45,6 +46,10 @@ def add(subparsers: Any) -> None:
         default=None,
         help="without sample collections",
     )
+    about = "start what a deployment plan says, made by `spillway plan deployment`"
+    parser.add_argument("--plan", metavar="FILE", help=about)
+    about = "start a plan that was made for another machine"
+    parser.add_argument("--other-machine", action="store_true", help=about)
     parser.add_argument("--status-fd", type=int, help=argparse.SUPPRESS)
 
 
@@ -56,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     console = Console(args.status_fd)
     log.setup("supervisor", plan.config)
     console.say(f"spillway {metrics.version()}, data in {_short(plan.instance.data_dir)}")
-    if plan.overflow_workers and len(plan.lanes) == 1:
+    if plan.planned is not None:
+        console.say(shown_plan(plan.planned.plan))
+    elif plan.overflow_workers and len(plan.lanes) == 1:
         console.say(f"SPILLWAY_OVERFLOW_WORKERS is {plan.overflow_workers}: {DEMONSTRATION}")
     status = supervise(plan, console, lambda ready: _welcome(ready, console))
     if status == 0:
@@ -99,13 +106,15 @@ def _detach(args: argparse.Namespace, plan: InstancePlan) -> int:
     """Start the supervisor as a session of its own; return when it is ready, or 1 with its log's tail."""
     plan.instance.prepare()
     flags = []
-    for name in ("port", "data_dir", "config", "chat_model"):
+    for name in ("port", "data_dir", "config", "chat_model", "plan"):
         value = getattr(args, name)
         if value is not None:
             flag = "model" if name == "chat_model" else name.replace("_", "-")
             flags += [f"--{flag}", str(value)]
     if args.sample is False:
         flags.append("--no-sample")
+    if args.other_machine:
+        flags.append("--other-machine")
     path = plan.instance.logs / "supervisor.log"
     if path.exists() and path.stat().st_size > _LOG_CAP_BYTES:
         path.replace(f"{path}.1")

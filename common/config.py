@@ -89,6 +89,8 @@ class RouterConfig(PagesConfig, frozen=True):
     truncate: bool = False
     public_metrics: bool = False
     public_openapi: bool = False
+    # Batches and their seconds that the deployment's plan reckons with: kind:items:tokens=seconds, with commas.
+    planned_costs: str = ""
 
 
 class WorkerConfig(PagesConfig, frozen=True):

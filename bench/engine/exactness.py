@@ -21,7 +21,7 @@ from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FAMILIES = random_models.FAMILIES
 TOLERANCE = 1e-4  # of fp32 logits, relative to the row's largest
 GAP = 1e-3  # a first difference is excused where the oracle's two likeliest logits are nearer than this
 EXCUSED = 0.001  # in so many sequences at most

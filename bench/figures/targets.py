@@ -10,6 +10,7 @@ from bench.figures.engines import ENGINE_FIGURES
 from bench.figures.figure import NOT_THERE, Figure, Found, at, rows_where
 from bench.figures.http_chat import HTTP_FIGURES
 from bench.figures.page_tiers import PAGE_FIGURES
+from bench.figures.retrieval import RETRIEVAL_FIGURES
 
 COLUMNS = ("row", "part", "must", "goal", "ours", "rival", "reached")
 
@@ -136,6 +137,47 @@ def _rows(found: Found, part: str) -> list[dict[str, str]]:
     return [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
 
 
+def _retro() -> tuple[Figure, ...]:
+    """Return the lines of G1P: perplexity with retrieval, content by staleness, facts of generated texts."""
+
+    def gain(found: Found, interval: str, name: str) -> str:
+        rows = _rows(found, "Perplexity")
+        (row,) = (
+            row for row in rows if row["interval"] == interval and row["retrieval"].startswith(name)
+        )
+        return row["by that of none [95 %]"]
+
+    def content(found: Found, row: int) -> str:
+        cells = _titled(found, "Cosine")["rows"][row]
+        return f"{cells[1]}, {cells[-1]}"
+
+    def facts(found: Found) -> str:
+        return ", ".join(
+            f"{row['retrieval']} {row['interval']}: {row['facts [95 %]'].split(' ')[0]}"
+            for row in _rows(found, "Later facts")
+        )
+
+    met = "retrieval lowers perplexity by 5 %"
+    return (
+        *(
+            Figure(
+                "G1P", f"RETRO-type model: perplexity by that without retrieval, {name} at interval 64", "≤ 0.95",
+                "≤ 0.95", partial(gain, interval="64", name=name), met,
+            )
+            for name in ("sequential", "pipelined")
+        ),
+        Figure(
+            "G1P", "cosine of content with a fresh query's, staleness 1 and 64", "shape", "shape",
+            lambda f: content(f, 0), "similarity falls with staleness",
+            lambda f: f"thesis: {content(f, 2)}",
+        ),
+        Figure(
+            "G1P", "later facts told rightly", "≥ sequential - 1 point", "the same", facts,
+            "pipelined tells as many facts as sequential, to a point",
+        ),
+    )  # fmt: skip
+
+
 def _process(name: str, column: str, rival: str, goal: str) -> Figure:
     """Return the line of V1's lowest ratio in process of a column; `rival` is the column that names who it is to."""
 
@@ -232,6 +274,11 @@ def _queues(found: Found) -> str:
 def _simulated(found: Found) -> str:
     ratios = _cells(found, "Figure 4.10", "formula / simulated")
     return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} % at the furthest"
+
+
+def _yes(rows: list[list[str]], column: int) -> tuple[int, int]:
+    """Return how many rows say yes in a column, and how many there are."""
+    return sum(row[column] == "yes" for row in rows), len(rows)
 
 
 def _worst_family(found: Found, kind: str) -> str:
@@ -387,10 +434,10 @@ def _logits(found: Found) -> str:
     return f"{ours:.1e} at the most, {sum(row['beyond'] for row in rows)} beyond"
 
 
-def _divergence(kind: str, found: Found) -> str:
+def _divergence(weights: str, found: Found) -> str:
     """Return how many times ours llama.cpp's divergence is."""
     rows = (row for table in found["tables"][1:] for row in table["rows"])
-    return next((row[-1] for row in rows if row[0].startswith(kind)), NOT_THERE)
+    return next((row[-1] for row in rows if row[0] == weights), NOT_THERE)
 
 
 def _worst_shape(found: Found, column: str) -> str:
@@ -585,6 +632,48 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: ", ".join(row[-2] for row in _titled(f, "Figure 4.7")["rows"]), "shape of figure 4.7",
         lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
     ),
+    *_retro(),
+    Figure(
+        "G2", "15 cells of figure 3.5c, percent of the time in retrieval: the furthest", "2 points", "1 point",
+        lambda f: f"{f['samples']['figure 3.5c/furthest']:.2f} points", "figure 3.5c",
+    ),
+    Figure(
+        "G2", "one search; table 3.4's schedule and baseline, requests/s a chip", "10.67 ms, 1.067, 0.648", "the same",
+        lambda f: ", ".join(row[1] for i, row in enumerate(_titled(f, "Single numbers")["rows"]) if i in {0, 2, 4}),
+        "retrieval and table 3.4", lambda _f: "thesis: 10 ms, 1.08, 0.65",
+    ),
+    Figure(
+        "G2", "pruned search beside all schedules: fronts equal", "all", "all",
+        lambda f: "{} of {}".format(*_yes(_titled(f, "The pruned search")["rows"], 4)), "pruning equals brute force",
+    ),
+    Figure(
+        "G2", "requests/s a chip beside all stages on the prefix' chips: case II, case IV", "-", "-",
+        lambda f: "{} x, {} x".format(*(_titled(f, "The best schedule")["rows"][i][3] for i in (0, 2))), "-",
+        lambda _f: "thesis: 1.7 x, 1.5 x",
+    ),
+    Figure(
+        "G2", "micro-batches of one dominating stage: percent of the time to first token saved",
+        "25 / 37.5 / 43.8 / 46.9 / 48.4", "the same",
+        lambda f: " / ".join(cell.split()[0] for cell in _titled(f, "Figure 3.17")["rows"][0][1:]),
+        "micro-batching of one dominating stage",
+    ),
+    Figure(
+        "G2", "deepest first: the mean completion earlier, at equal throughput, by", "> 0", "> 0",
+        lambda f: ", ".join(row[4] for row in _titled(f, "Completion of collocated")["rows"]),
+        "deepest first: an earlier mean",
+    ),
+    Figure(
+        "G2M", "deployments by capacity in the predicted order", "right", "right",
+        lambda f: ", ".join(f"{row[0]}: {row[2]}" for row in f["tables"][0]["rows"]), "ranking of deployments",
+    ),
+    Figure(
+        "G2M", "capacity predicted within", "-", "20 %",
+        lambda f: f"{100 * f['samples']['capacity/furthest']:.0f} %", "capacity within 20 %",
+    ),
+    Figure(
+        "G2M", "median first token at 30, 60, 90 % of the predicted capacity, predicted within", "-", "15 %",
+        lambda f: f"{100 * f['samples']['first token/furthest']:.0f} %", "first token within 15 %",
+    ),
     *_kills("F1", "kill -9 under embeddings, search, ingest"),
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),
@@ -667,6 +756,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *HTTP_FIGURES,
     *PAGE_FIGURES,
+    *RETRIEVAL_FIGURES,
     Figure(
         "X2", "exact answers of the shipped model, int8 / int4", "as fp32, to 1 point", "the same",
         lambda f: f"{at(f, 0, 2, 'exact')} / {at(f, 0, 3, 'exact')}", "int8 answers as exactly",
@@ -674,9 +764,10 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *(
         Figure(
-            "X2", f"KL of {kind}: {form}'s / ours, text by text", "no worse", "no worse", partial(_divergence, kind),
+            "X2", f"KL of {kind}: {form}'s / ours, text by text", "no worse", "no worse",
+            partial(_divergence, f"{kind} / {form}"),
             f"KL of {kind} beside {form}",
         )
-        for kind, form in (("int8", "Q8_0"), ("int4", "Q4_0"))
+        for kind, form in (("int8", "Q8_0"), ("int4", "Q4_0"), ("int4", "Q4_K"))
     ),
 )  # fmt: skip

@@ -91,12 +91,14 @@ async def mesh_stack(found: Weights, pieces: Corpus, folder: Path) -> AsyncItera
         yield MeshStack(system, pids, target, client)
 
 
-async def settled(client: AsyncSpillway, timeout_s: float = 300.0) -> None:
-    """Wait until the collection is being indexed no more."""
+async def settled(
+    client: AsyncSpillway, timeout_s: float = 300.0, collection: str = COLLECTION
+) -> None:
+    """Wait until a collection is being indexed no more."""
     async with asyncio.timeout(timeout_s):
         before = None
         while True:
-            now = (await client.collections.get(COLLECTION)).stats or {}
+            now = (await client.collections.get(collection)).stats or {}
             if now == before and not now["newer"]:
                 return
             before = now

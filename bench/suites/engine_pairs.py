@@ -44,7 +44,8 @@ TRIES, TRY_S = 2, 6.0  # a setting of a sweep: so often, unless so long has pass
 class EngineCell(NamedTuple):
     """One piece of work on a shape with weights of a kind, ours and a rival's: streams at a context, or a prompt.
 
-    `steps` is 0 for a prompt of `tokens`. The rival PEAK is what the processor can read or multiply at the most.
+    `steps` is 0 for a prompt of `tokens`. The rival PEAK is what the processor can read or multiply at the most. A kind
+    that is a type of ggml's means one GGUF file of that type, which both sides read.
     """
 
     shape: str
@@ -59,6 +60,11 @@ class EngineCell(NamedTuple):
         """Return its key in the stored samples."""
         what = f"{self.streams} x {self.tokens}" if self.steps else f"prompt {self.tokens}"
         return f"{self.shape}/{self.kind}/{self.rival}/{what}"
+
+    @property
+    def of_a_file(self) -> bool:
+        """True if both sides read the same GGUF file."""
+        return self.kind not in KINDS
 
     @property
     def group(self) -> str:
@@ -81,13 +87,9 @@ class EngineCell(NamedTuple):
 
     def where(self) -> list[str]:
         """Return what every row begins with: shape, and weights here and there."""
-        theirs = (
-            KINDS[self.kind]
-            if self.rival == LLAMA
-            else "bf16"
-            if self.kind == "bf16"
-            else self.kind
-        )
+        if self.of_a_file:
+            return [self.shape, f"the same file, {self.kind}"]
+        theirs = KINDS[self.kind] if self.rival == LLAMA else self.kind
         return [self.shape, f"{self.kind} / {theirs}"]
 
 
@@ -183,7 +185,7 @@ class EngineCells:
         else:
             argv, asked = await rival_argv(cell, setting, self._options), cell.work
         async with (
-            EngineProcess(our_argv(cell, self._options)) as ours,
+            EngineProcess(await our_argv(cell, self._options)) as ours,
             EngineProcess(argv) as theirs,
         ):
             sides = [ours.side(what, work), theirs.side(*asked)]
@@ -204,9 +206,12 @@ def _weights(cell: EngineCell, options: BenchOptions) -> Path:
     return directory
 
 
-def our_argv(cell: EngineCell, options: BenchOptions) -> list[str]:
-    """Return what starts our engine."""
-    words = [str(_weights(cell, options)), cell.kind, str(detect().usable_cores)]
+async def our_argv(cell: EngineCell, options: BenchOptions) -> list[str]:
+    """Return what starts our engine, with its weights written; a file is computed as it is stored."""
+    directory, kind = _weights(cell, options), cell.kind
+    if cell.of_a_file:
+        directory, kind = await _file(cell, directory, options), "auto"
+    words = [str(directory), kind, str(detect().usable_cores)]
     return [sys.executable, "-m", "bench.engine.decoder_process", *words]
 
 
@@ -215,7 +220,7 @@ async def rival_argv(cell: EngineCell, setting: Setting, options: BenchOptions) 
     found, directory = python(cell.rival, options), _weights(cell, options)
     assert found is not None
     if cell.rival == LLAMA:
-        file = await asyncio.to_thread(gguf_file.of, directory, cell.kind, found)
+        file = await _file(cell, directory, options)
         return llama_argv(found, file, setting, max(1, cell.streams), cell.tokens + cell.steps + 1)
     script = ROOT / "bench" / "rivals" / "other_engines.py"
     words = [
@@ -226,6 +231,13 @@ async def rival_argv(cell: EngineCell, setting: Setting, options: BenchOptions) 
         json.dumps(dict(setting)),
     ]
     return [str(found), "-P", str(script), *words]
+
+
+async def _file(cell: EngineCell, directory: Path, options: BenchOptions) -> Path:
+    """Return the GGUF file of a cell's weights, which llama.cpp's environment writes."""
+    found = python(LLAMA, options)
+    assert found is not None
+    return await asyncio.to_thread(gguf_file.of, directory, cell.kind, found)
 
 
 async def measured(
@@ -260,8 +272,9 @@ def describe(body: Body, cells: Sequence[EngineCell], kept: EngineKept) -> None:
     )
     if any(cell.rival == LLAMA for cell in cells):
         body.notes.append(
-            "int8 and int4: 32 inputs share a scale, in bf16 here, in fp16 in Q8_0 and Q4_0: 8.5 and "
-            "4.5 bits a weight. KL: the mean divergence of the shipped model's next tokens on its held-out text from "
+            "int8 and int4: 32 inputs share a scale, here in int4 a shift, too, in 16 bits as in Q8_0 and Q4_0: 8.5 "
+            "and 4.5 bits a weight. The same file: both sides read a GGUF of that type, and ours computes it as it "
+            "is stored. KL: the mean divergence of the shipped model's next tokens on its held-out text from "
             "those of its bf16 weights computed in fp32; where ours is the larger one, the cell counts as missed."
         )
     body.notes.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bench.document import BenchOptions, Body
+from bench.rivals import gguf_file
 from bench.rivals.engine_process import LLAMA, VLLM
 from bench.suites.engine_pairs import (
     KINDS,
@@ -23,11 +24,16 @@ from loadgen import stats
 
 CONTEXT, STEPS = 64, 16
 GOALS, MUST, SHARE = {LLAMA: 1.1, VLLM: 1.0}, 1.0, 0.8
+MUST_OF_A_FILE = 0.9
 
 
 def cells(*, quick: bool = False) -> list[EngineCell]:
-    """Return every cell: each kind of weights against llama.cpp and the machine, bf16 against vLLM too."""
+    """Return every cell: each kind of weights against llama.cpp and the machine, bf16 against vLLM too.
+
+    The last are those in which both sides read the same GGUF file.
+    """
     rivals = [(kind, LLAMA) for kind in KINDS] + [("bf16", VLLM)] + [(kind, PEAK) for kind in KINDS]
+    rivals += [(kind, LLAMA) for kind in gguf_file.TYPES]
     shapes = ["M"] if quick else SHAPES
     return [
         EngineCell(shape, kind, rival, 1, CONTEXT, STEPS)
@@ -59,7 +65,8 @@ def tables(body: Body, there: list[EngineCell], kept: EngineKept) -> None:
                 [cell.shape, cell.kind, found.rates(cell)[0], told(share), word, found.count()]
             )
         else:
-            word = judged(cell, kept, GOALS[cell.rival], MUST)
+            must = MUST_OF_A_FILE if cell.of_a_file else MUST
+            word = judged(cell, kept, GOALS[cell.rival], must)
             what = f"one stream, {cell.kind}, {cell.rival}"
             sizes = " / ".join(f"{size / 2**30:.2f}" for size in found.memory)
             starts = " / ".join(f"{seconds:.1f}" for seconds in found.start_s)

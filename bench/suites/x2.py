@@ -14,6 +14,7 @@ from bench.document import BenchOptions, Body, Rival
 from bench.rivals import llama_server
 from bench.rivals.engine_process import LLAMA
 from bench.rivals.gguf_file import KINDS as FORMATS
+from bench.rivals.gguf_file import format_of
 from bench.suites.engine_pairs import told
 from bench.workloads import divergence
 from common.pages.identity import PAGE
@@ -137,7 +138,8 @@ def run(options: BenchOptions) -> Body:
     )
     body.notes.append(
         "Logits: the largest difference to fp32 over the largest logit, along the expected answers; the likeliest "
-        "token likewise. int8 and int4 round weights in groups of 32 inputs, and activations to 8 bits."
+        "token likewise. int8 and int4 round weights in groups of 32 inputs, int4 to 16 values that a scale and a "
+        "shift fit to them by least squares; activations to 8 bits."
     )
     _beside(body, options)
     return body
@@ -146,16 +148,15 @@ def run(options: BenchOptions) -> Body:
 def _beside(body: Body, options: BenchOptions) -> None:
     """Add what each kind costs on held-out text beside llama.cpp's format of as many bits."""
     texts = divergence.held_out(options.pick(divergence.TEXTS, 8))
-    measured = asyncio.run(divergence.measure(texts, list(FORMATS), options))
+    measured = asyncio.run(divergence.measure(texts, [*FORMATS, "int4/Q4_K"], options))
     rows = []
     for kind, found in measured.items():
-        there = bool(found.theirs)
+        there, here = bool(found.theirs), kind.partition("/")[0]
+        form = format_of(kind.partition("/")[2] or kind)
         if there and kind != "bf16":
-            body.met[f"KL of {kind} beside {FORMATS[kind]}"] = "met" if found.no_worse else "missed"
+            body.met[f"KL of {here} beside {form}"] = "met" if found.no_worse else "missed"
         ours, _, theirs = found.told().partition(" / ")
-        rows.append(
-            [f"{kind} / {FORMATS[kind]}", ours, theirs, told(found.ratio()) if there else "-"]
-        )
+        rows.append([f"{here} / {form}", ours, theirs, told(found.ratio()) if there else "-"])
     columns = ["weights", "ours", "llama.cpp", "llama.cpp's / ours, text by text [95 %]"]
     body.table(f"Mean KL divergence of the next token, {len(texts)} held-out texts", columns, rows)
     body.samples["divergence"] = msgspec.to_builtins(measured)

@@ -134,12 +134,16 @@ async def _their_logits(
 async def measure(
     texts: Sequence[Sequence[int]], kinds: Sequence[str], options: BenchOptions
 ) -> dict[str, Divergence]:
-    """Return what each kind of weights costs the shipped model on these texts."""
+    """Return what each kind of weights costs the shipped model on these texts.
+
+    A kind stands beside llama.cpp's format of as many bits, or beside the one that it names: "int4/Q4_K".
+    """
     directory = in_bf16(options)
     exact = our_logits(directory, "fp32", texts)
     found = {}
     for kind in kinds:
-        ours = by_text(exact, our_logits(directory, kind, texts), texts)
-        rows = await _their_logits(directory, kind, texts, options)
+        here, _, there = kind.partition("/")
+        ours = by_text(exact, our_logits(directory, here, texts), texts)
+        rows = await _their_logits(directory, there or here, texts, options)
         found[kind] = Divergence(ours, [] if rows is None else by_text(exact, rows, texts))
     return found

@@ -106,7 +106,7 @@ async def places(client: AsyncSpillway, one: FollowUp, queries: Sequence[str]) -
     """Return where the page stands among the hits of all queries, as a grounded answer merges them."""
     rows = await client.search_many(COLLECTION, list(queries), k=DEPTHS[-1], timeout_s=300)
     best: dict[tuple[str, int], Hit] = {}
-    for hit in (hit for row in rows for hit in row.hits):
+    for hit in (hit for row in rows for hit in row.data):
         known = best.get((hit.id, hit.chunk))
         if known is None or hit.score > known.score:
             best[hit.id, hit.chunk] = hit

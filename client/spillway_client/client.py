@@ -127,6 +127,7 @@ class AsyncSpillway:
         mode: SearchMode | None = None,
         mmr: Mapping[str, float] | None = None,
         include_scores: bool | None = None,
+        include_lists: bool | None = None,
         partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> SearchResult:
@@ -137,7 +138,7 @@ class AsyncSpillway:
         the largest effort is used that is predicted to end in time. `ef` and `exact` are older spellings of an effort.
         `mode` says what is compared: vectors, the words of texts, or both ("hybrid", which takes a text, and a vector
         beside it where you embed yourself). `mmr` ({"lambda": 0.5, "candidates": 50}) makes the hits differ from each
-        other; `include_scores` asks for what each search gave a hit.
+        other; `include_scores` asks for what each search gave a hit, `include_lists` for the inverted lists it read.
         A `partial` search is answered without the shards that cannot be reached, which the result names.
         """
         query: dict[str, Any] = {"text": text, "vector": None if vector is None else packed(vector)}
@@ -157,6 +158,7 @@ class AsyncSpillway:
             mode=mode,
             mmr=mmr,
             include_scores=include_scores,
+            include_lists=include_lists,
             partial=partial,
         )
         return one_result(await search(self._transport, collection, body, timeout_s))
@@ -180,6 +182,7 @@ class AsyncSpillway:
         mode: SearchMode | None = None,
         mmr: Mapping[str, float] | None = None,
         include_scores: bool | None = None,
+        include_lists: bool | None = None,
         partial: bool | None = None,
         timeout_s: float | None = None,
     ) -> list[SearchResult]:
@@ -206,6 +209,7 @@ class AsyncSpillway:
             mode=mode,
             mmr=mmr,
             include_scores=include_scores,
+            include_lists=include_lists,
             partial=partial,
         )
         return many_results(await search(self._transport, collection, body, timeout_s))

@@ -297,7 +297,8 @@ class SearchReport:
     """How a search went: the kind of index, the effort used, the milliseconds it took, and how its time budget was met.
 
     `predicted_ms` is None where nothing was known; `fits` says whether an effort was predicted to end in time. `lists`
-    inverted lists were read in all shards, made by the `quantizer` of this hash (several with commas).
+    inverted lists were read in all shards, made by the `quantizer` of this hash (several with commas); `scanned` names
+    those of each query of the request, nearest first, where `include_lists` asked for them.
     """
 
     kind: str
@@ -308,6 +309,7 @@ class SearchReport:
     fits: bool | None = None
     lists: int = 0
     quantizer: str = ""
+    scanned: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Control:
         pause = not isinstance(message, Extend) and not message.resume
         family = family_of(job)
         names = [keys.use(family), keys.job(job), keys.control(job), keys.inbox(family)]
-        args = [job, number, data, "1" if pause else "0", MOST_MESSAGES + 2]
+        args = [job, number, data, "1" if pause else "0", MOST_MESSAGES]
         verdict: Literal["sent", "known", "full", "over", "unknown"]
         verdict = (await self._redis.script("send", names, args)).decode()
         return verdict

@@ -14,6 +14,7 @@ PLACING = "{collections}:placing"  # the lock of the one process that coordinate
 TUNINGS = "{collections}:tunings"  # the last tuning of each collection, by the collection's id
 QUANTIZERS = "{collections}:quantizers"  # the quantizer of each collection, by the collection's id
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
+PROCESSES = "processes"  # what every process is and how it was set, by service, host and process
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys
 SWEEP = "{sessions/0}:sweep"  # exists while one kv_store sweeps the sessions

@@ -19,6 +19,7 @@ from common.config import Common
 from common.errors import ConfigError
 from common.health import Health
 from common.redis import durability
+from common.registry.processes import Processes, describe
 from common.tasks import Supervisor, wait
 
 _TRY_S = 5.0
@@ -88,12 +89,23 @@ async def serve_on_bus(
                 await load(health)
             bus = await open_bus(config, SystemClock(), health, stopping)
             if bus is not None:
+                announcing = announce(config, service, instance, bus, stopping)
                 try:
                     await work(bus, health)
                 finally:
+                    await supervisor.end(announcing)
                     await bus.close()
         finally:
             await runner.cleanup()
+
+
+def announce(
+    config: Common, service: str, instance: str, bus: Bus, stopping: asyncio.Event
+) -> asyncio.Task[None]:
+    """Begin to say what this process is and how it was set, until the stop."""
+    record = describe(config, service, instance, bus.clock.now_ms())
+    work = Processes(bus).announce(record, stopping)
+    return bus.supervisor.process(work, "announce")
 
 
 async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:

@@ -15,18 +15,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+_HERE = ("-march=native",)
+
 
 class KernelSource(NamedTuple):
-    """A file of kernels, what a processor must have to run them, and the flags that compile them for any such one."""
+    """A file of kernels, what a processor must have to run them, and the flags that compile them for any such one.
+
+    `here` are the flags that compile them for this machine.
+    """
 
     path: Path
     needs: frozenset[str]
     anywhere: tuple[str, ...]
+    here: tuple[str, ...] = _HERE
 
 
 # What a processor with AVX-512 has, of whichever maker.
 AVX512 = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-_HERE = ("-march=native",)
 # Products and sums are joined where the source says so and nowhere else: the same bits wherever a line is inlined.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-w")
 _BUILD_S = 120
@@ -57,13 +62,13 @@ def build(source: KernelSource, directory: Path) -> Path | None:
 
     OSError or subprocess.SubprocessError if it cannot be built.
     """
-    target = directory / _name(source, _HERE, cpu_flags())
+    target = directory / _name(source, source.here, cpu_flags())
     if target.is_file() and target.stat().st_uid in {os.getuid(), 0}:
         return target
     if compiler() is None:
         return None
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _compile(source, target, _HERE)
+    _compile(source, target, source.here)
     return target
 
 

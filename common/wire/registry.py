@@ -54,6 +54,26 @@ class WorkerRecord(Message, frozen=True):
     replica: str = ""
 
 
+class ProcessRecord(Message, frozen=True):
+    """A process of the mesh: what it is, where it runs, and how it was set.
+
+    `place` is that of the process' worker records. `cores` are those it may run on, `threads` those that compute.
+    `settings` are the variables that are not as by default, without paths and addresses; `seen_ms` is when the process
+    last said that it lives.
+    """
+
+    service: str
+    instance: str
+    host: str
+    pid: int
+    place: str = ""
+    cores: int = 0
+    threads: int = 0
+    settings: dict[str, str] = {}
+    started_ms: int = 0
+    seen_ms: int = 0
+
+
 class StageSpan(msgspec.Struct, frozen=True, array_like=True):
     """A stage of a step: its name, sub-batch and layer, and when it began and ended, in seconds since the first one."""
 

@@ -41,8 +41,8 @@ class SearchWork(Message, frozen=True, tag="search"):
     `effort` says how much of the index to look at; with `budget_ms` the shard takes the most that fits, less `spent_ms`
     that have passed since the request came. `ef` and `exact` are the effort as older routers write it.
     With `depth` the best so many of each search are candidates, each with its scores: the shard ranks them itself where
-    it is the only one (`alone`), else they are the result. With `following` hits come with the FOLLOWING_BYTES of text
-    that follow in their document.
+    it is the only one (`alone`), else they are the result. `with_lists` asks for the lists that were read. With
+    `following` hits come with the FOLLOWING_BYTES of text that follow in their document.
     """
 
     collection: str
@@ -66,6 +66,7 @@ class SearchWork(Message, frozen=True, tag="search"):
     mmr: Diversity | None = None
     with_scores: bool = False
     alone: bool = True
+    with_lists: bool = False
     following: bool = False
 
     @property
@@ -178,6 +179,7 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Where inverted lists were read, `lists` is how many of each query, in all shards together, and `quantizer` the hash
     of what they were made by: of several shards each that was used, and "exact" where one read none, with commas.
+    `scanned` names the lists that one shard read for each query, nearest first, if that was asked for.
 
     With a time budget: `predicted_ms` is what it was predicted to take at most, None where nothing was known, and
     `fits` whether that was within the budget.
@@ -191,6 +193,7 @@ class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
     fits: bool | None = None
     lists: int = 0
     quantizer: str = ""
+    scanned: list[list[int]] = []
 
 
 class MissingShard(msgspec.Struct, frozen=True):

@@ -208,6 +208,7 @@ class SearchRequest(Struct, frozen=True):
     mmr: Diversity | None = None
     with_scores: bool = False
     partial: bool = False
+    with_lists: bool = False
     following: bool = False
 
 

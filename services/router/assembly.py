@@ -59,6 +59,7 @@ from services.router.mesh.history import MeshHistory
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.mesh.lane_monitor import LaneMonitor
 from services.router.mesh.monitor import MeshMonitor
+from services.router.mesh.planned_costs import PlannedCosts
 from services.router.mesh.snapshot import MeshSnapshot
 from services.router.recent_collections import RecentCollections
 from services.router.responses.answer_sources import AnswerSources
@@ -86,6 +87,7 @@ class Core(NamedTuple):
     cards: Cards
     pool: TextPool
     depths: LaneDepths
+    planned: PlannedCosts
     pages: PageStore | None
     reads: ShardReads
     layouts: Layouts
@@ -170,7 +172,7 @@ async def assemble(
 
 
 def _monitor(config: RouterConfig, core: Core, health: Health) -> MeshMonitor:
-    lanes = LaneMonitor(core.bus, core.admission, core.depths, config.partitions)
+    lanes = LaneMonitor(core.bus, core.admission, core.depths, core.planned, config.partitions)
     return MeshMonitor(
         core.bus, health, core.cards, core.pool, core.depths, lanes, core.store, core.orphans
     )
@@ -213,6 +215,7 @@ async def _core(config: RouterConfig, bus: Bus, stack: AsyncExitStack) -> Core:
         cards,
         pool,
         LaneDepths(),
+        PlannedCosts(config.planned_costs),
         pages,
         reads,
         Layouts(bus),
@@ -235,19 +238,19 @@ def http_apis(
     answers = AnswerWriter(core.runner, sources, streams, bus.clock)
     parcels = ParcelReplies(cards, admission, planned, replies)
     snapshot = MeshSnapshot(bus, cards, config.partitions)
-    ttl_s = config.session_ttl_s
+    sessions = SessionsApi(receiver, records, bus, cards, replies, config.session_ttl_s)
     return [
-        *_generation_apis(config, core, receiver, limits, planned, sources, answers),
+        *_generation_apis(config, core, receiver, limits, planned, sources, answers, sessions),
         EncodersApi(receiver, limits, cards, core.pool, parcels),
         TokenizingApi(receiver, limits, cards, core.pool),
         *_collection_apis(config, core, receiver, records, limits, planned, replies),
         ModelsApi(cards, config),
-        SessionsApi(receiver, records, bus, cards, replies, ttl_s),
+        sessions,
         SessionPagesApi(receiver, records, Sessions(bus), core.pages),
         RequestsApi(records, bus, core.runner, core.store, sources, answers, writer),
         RequestEventsApi(bus, core.notifications, admission, core.store, sources, answers),
         TimelineApi(records, bus, cards),
-        MeshApi(bus, cards, snapshot, history, admission, keys_on=keys_on),
+        MeshApi(bus, cards, snapshot, history, admission, core.planned, keys_on=keys_on),
         DescriptionsApi(config),
     ]
 
@@ -260,6 +263,7 @@ def _generation_apis(
     planned: PlannedJobs,
     sources: AnswerSources,
     answers: AnswerWriter,
+    sessions: SessionsApi,
 ) -> list[Api]:
     bus, cards, pool = core.bus, core.cards, core.pool
     turns = SessionTurns(bus, core.notifications, cards)
@@ -282,7 +286,7 @@ def _generation_apis(
     return [
         ChatApi(receiver, cards, pool, turns, generations, grounded),
         CompletionsApi(receiver, cards, pool, generations, config.max_tokens),
-        ResponsesApi(receiver, cards, pool, bus, generations, config.session_ttl_s),
+        ResponsesApi(receiver, cards, pool, bus, generations, sessions, config.session_ttl_s),
     ]
 
 

@@ -31,6 +31,11 @@ STRANDED = Gauge(
 )
 WORKERS = Gauge("spillway_workers", "Workers of a family that live and take work.", ("family",))
 DEAD_LETTERS = Gauge("spillway_dead_letters", "Dead letters kept, by family.", ("family",))
+PLANNED_COST_RATIO = Gauge(
+    "spillway_planned_cost_ratio",
+    "Seconds of the planned batch of a kind by the workers' cost models now, over the plan's.",
+    ("kind",),
+)
 CONNECTIONS = Gauge("spillway_router_connections", "Open client connections.")
 TEXT_RESTARTS = Counter(
     "spillway_text_pool_restarts", "Times the pool of text processes was replaced."

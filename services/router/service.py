@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from common import log
-from common.bus.startup import open_bus
+from common.bus.startup import announce, open_bus
 from common.clock import SystemClock
 from common.config import RouterConfig
 from common.errors import ConfigError
@@ -106,6 +106,9 @@ async def _serve(
         await router.workflows.start()
         stack.push_async_callback(supervisor.end, *router.history.start())
         port = await _listen(router, config, health, tls, stack)
+        stack.push_async_callback(
+            supervisor.end, announce(config, "router", instance, bus, stopping)
+        )
         stack.push_async_callback(supervisor.end, router.monitor.start())
         await _warn_without_keys(router, config)
         _log.info(

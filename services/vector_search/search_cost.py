@@ -44,20 +44,41 @@ def largest_fitting(
     return BudgetFit(plans[0], at_most_s(plans[0]), fits=False)
 
 
+class Margin:
+    """What to add to predicted seconds, learned in seconds and as a share of the prediction: the smaller one counts.
+
+    So a pause of the machine does not weigh on long searches, nor their spread on short ones.
+    """
+
+    def __init__(self, first_s: float, first_share: float) -> None:
+        self._late = Lateness(_QUANTILE, window=_WINDOW, prior=first_s)
+        self._share = Lateness(_QUANTILE, window=_WINDOW, prior=first_share)
+
+    def seconds(self, predicted_s: float) -> float:
+        """Return the margin of a prediction."""
+        return min(self._late.value, self._share.value * predicted_s)
+
+    def add(self, predicted_s: float, seconds: float) -> None:
+        """Learn from a search that took so long."""
+        self._late.add(seconds - predicted_s)
+        if predicted_s > 0:
+            self._share.add(seconds / predicted_s - 1)
+
+
 class SearchCost:
     """Predicts the seconds of a batch by its plan: one linear model a search path, fitted again as searches end.
 
     A fit changes over many searches; while searches take longer than fitted, predictions are lifted by the same factor
-    at once. The margin of a prediction is learned in seconds and as a share of the prediction; the smaller one counts,
-    so that a pause of the machine does not weigh on long searches, nor their spread on short ones. Any thread may call.
+    at once. Searches that were said to fit a time budget are chosen among all by how little was left, so their lateness
+    is learned apart. Any thread may call.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fits: dict[Path, OnlineFit] = {}
         self._slowness = 1.0  # measured over fitted seconds of the latest searches
-        self._late = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_S)
-        self._share = Lateness(_QUANTILE, window=_WINDOW, prior=_FIRST_SHARE)
+        self._late = Margin(_FIRST_S, _FIRST_SHARE)
+        self._promised = Margin(0.0, 0.0)
 
     def calibrate(self, probes: Sequence[tuple[EffortPlan, float]]) -> None:
         """Begin anew with probes: plans and the seconds that each took."""
@@ -81,7 +102,15 @@ class SearchCost:
     def at_most_s(self, plan: EffortPlan) -> float:
         """Return the seconds within which nearly every batch of a plan ends."""
         expected_s = self.seconds(plan)
-        return expected_s + min(self._late.value, self._share.value * expected_s)
+        usual_s = expected_s + self._late.seconds(expected_s)
+        return usual_s + self._promised.seconds(usual_s)
+
+    def ended(self, fit: BudgetFit, seconds: float) -> None:
+        """Learn from a batch with a time budget whether it kept what was promised."""
+        if fit.fits and seconds > 0:
+            with self._lock:
+                expected_s = self.seconds(fit.plan)
+                self._promised.add(expected_s + self._late.seconds(expected_s), seconds)
 
     def observe(self, plan: EffortPlan, seconds: float) -> None:
         """Learn from a batch."""
@@ -100,9 +129,7 @@ class SearchCost:
             expected_s = max(1.0, self._slowness) * fit.seconds(plan.factors)
             ratio = fit.observe(plan.factors, seconds)
             self._slowness += (1 - _QUICK) * (min(max(ratio, 0.2), 5.0) - self._slowness)
-            self._late.add(seconds - expected_s)
-            if expected_s > 0:
-                self._share.add(seconds / expected_s - 1)
+            self._late.add(expected_s, seconds)
 
 
 class BudgetPicker:

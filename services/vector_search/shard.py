@@ -282,6 +282,8 @@ class Shard:
         self._searches += 1
         if picker is not None or not self._searches % _LEARN_EVERY:
             self._cost.observe(found.plan, ended_s - found_s)
+        if picker is not None and picker.fit is not None:
+            self._cost.ended(picker.fit, ended_s - found_s)
         took_ms = round(1000 * (spent_s + ended_s - began_s), 3)
         report = SearchReport(
             self._index.now.kind,
@@ -289,6 +291,7 @@ class Shard:
             took_ms,
             lists=found.lists,
             quantizer=found.quantizer,
+            scanned=found.scanned().tolist() if work.with_lists and found.scanned else [],
         )
         if picker is not None and picker.fit is not None:
             report = self._kept(work, report, spent_s + found_s - began_s, picker.fit)

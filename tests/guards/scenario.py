@@ -151,6 +151,10 @@ def _responses(script: Script) -> None:
     script.call("response unknown", "GET", f"{here}/resp_none")
     script.call("response of unknown", "POST", here, {**body, "previous_response_id": "resp_none"})
     script.call("response tools", "POST", here, {**body, "tools": [{"type": "web_search"}]})
+    script.call("response of a conversation", "DELETE", f"{here}/{name}")
+    alone = script.call("response alone", "POST", here, body).json["id"]
+    script.call("response deleted", "DELETE", f"{here}/{alone}")
+    script.call("response is gone", "GET", f"{here}/{alone}")
     script.ask("DELETE", f"{SESSIONS}/{made['session']['id']}")
 
 

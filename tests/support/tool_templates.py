@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
+_SHIPPED = Path(__file__).resolve().parents[2] / "models" / "demo"
+
 LLAMA = """\
 {{- bos_token }}
 {%- if not tools_in_user_message is defined %}{%- set tools_in_user_message = true %}{%- endif %}
@@ -228,3 +234,13 @@ TOKENS = {
     ),
     "hermes": ("<|begin|>", "<|im_end|>", "<|im_start|>"),
 }  # fmt: skip
+
+
+def write_model(directory: Path) -> Path:
+    """Write the model that ships under its directory's name, with a template that knows tools."""
+    shutil.copytree(_SHIPPED, directory)
+    (directory / "chat_template.jinja").write_text(DEMO)
+    config = json.loads((directory / "config.json").read_text())
+    config["spillway"]["name"] = directory.name
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory

@@ -14,7 +14,12 @@ import pytest
 from bench.simulation.virtual_loop import VirtualLoop
 from common.native.finder import find
 from engine.kernels.sources import DECODER, ENCODER, MEMORY
-from services.vector_search.index.native.sources import SCAN_LISTS, SELECTION, TRAVERSE
+from services.vector_search.index.native.sources import (
+    SCAN_LISTS,
+    SCAN_LISTS_AVX2,
+    SELECTION,
+    TRAVERSE,
+)
 
 # Audit events of the interpreter, by which a process is started or another one is spoken to.
 OUTSIDE = frozenset({
@@ -61,6 +66,7 @@ def _built() -> None:
     find(TRAVERSE)
     find(SELECTION)
     find(SCAN_LISTS)
+    find(SCAN_LISTS_AVX2)
     for builds in (DECODER, MEMORY):
         next(filter(None, map(find, builds)), None)
 

@@ -10,7 +10,7 @@ if f[1] ~= 'queued' and f[1] ~= 'running' then return 'over' end
 local c = fields(control, 'done', 'paused', number)
 if number > 0 then
   if c[3] or number <= tonumber(c[1] or '0') then return 'known' end
-  if call('HLEN', control) >= most then return 'full' end
+  if call('HLEN', control) - (c[1] and 1 or 0) - (c[2] and 1 or 0) >= most then return 'full' end
   call('HSET', control, number, message)
 elseif pause == (c[2] == '1') then return 'known' end
 call('HSET', control, 'paused', number == 0 and pause and 1 or 0)

@@ -65,7 +65,7 @@ _DTYPES: dict[WeightKind, torch.dtype] = {
 # How weights are rounded tells what they compute: pages of another rounding are other pages.
 _ROUNDED: dict[WeightKind, str] = {
     "int8": "int8 by 32",
-    "int4": "int4 by 32",
+    "int4": "int4 values, scaled and shifted by 32",
     "stored": "stored, int8 by 32",
 }
 _log = log.get("engine")

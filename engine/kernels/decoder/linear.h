@@ -4,11 +4,15 @@
 // Weights are packed into tiles of 64 outputs, read front to back once a step:
 //   fp32 [input][64]; bf16 [pair of inputs][64][2]; bytes and nibbles in groups of 32 inputs, [scale, bf16][64] and then
 //   [4 inputs][64][4], or [8 inputs][64][4 bytes], of which the low nibbles are the first four inputs.
-// Bytes and nibbles are unsigned (128 or 8 is zero); the inputs are then rounded to signed bytes, with a scale a group.
-// Kinds of GGUF files keep what the file holds: fp16 [input][64]; Q8_0 and Q4_0 as bytes and nibbles, with scales in fp16;
-// Q4_K and Q6_K in blocks of 256 inputs, which begin with scales in fp16, [64] (Q4_K: and of minima, [64]), of 8 groups:
-//   Q4_K [scale][64], [minimum][64], [8 inputs][64][4 bytes]
+// Bytes and nibbles are unsigned (128 is zero, or 8); the inputs are then rounded to signed bytes, with a scale a group.
+// int4 is ours (see int4.h): a tile begins with [exponent][64], a group with [scale][64], [shift][64].
+// Kinds of GGUF files keep what the file holds: fp16 [input][64]; Q8_0, Q4_0, Q5_0 and IQ4_NL with scales in fp16, Q4_1 and
+// Q5_1 with [scale][64], [offset][64]; and those in blocks of 256 inputs, which begin with scales in fp16, [64] (Q4_K and
+// Q5_K: and of minima, [64]), of 8 groups:
+//   Q4_K, Q5_K [scale][64], [minimum][64]; IQ4_XS [scale][64]; then nibbles
 //   Q6_K [16 inputs, scale][64], [16 inputs][64][4 bytes, of four high pairs of bits], [8 inputs][64][4 bytes]
+// The fifth bits of Q5_0, Q5_1 and Q5_K stand before a group's nibbles, [64][4 bytes]: input i's is bit i / 4 of byte i % 4.
+// Nibbles of int4, IQ4_NL and IQ4_XS stand for the numbers of NIBBLE_VALUES.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -19,17 +23,19 @@
 #include <sys/mman.h>
 #endif
 
+#include "int4.h"
 #include "vectors.h"
 
 namespace spillway {
 
-enum Kind { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, FP16 = 4, Q8_0 = 5, Q4_0 = 6, Q4_K = 7, Q6_K = 8 };
+enum Kind {
+  FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, FP16 = 4, Q8_0 = 5, Q4_0 = 6, Q4_K = 7, Q6_K = 8, IQ4_NL = 9, IQ4_XS = 10,
+  Q4_1 = 11, Q5_0 = 12, Q5_1 = 13, Q5_K = 14
+};
 enum Form { FLOATS = 1, HALVES = 2, BYTES = 4 };  // of inputs; a set of them may be asked for
 
-constexpr int TILE = 64, GROUP = 32, VECTORS = TILE / 16;
-constexpr int BLOCK = 256;  // inputs, of Q4_K and Q6_K
-constexpr int64_t Q4_K_HEAD = TILE * 4, Q4_K_GROUP = TILE * 2 + TILE * GROUP / 2;
-constexpr int64_t Q6_K_HEAD = TILE * 2, Q6_K_GROUP = TILE * 2 + TILE * GROUP / 4 + TILE * GROUP / 2;
+constexpr int TILE = 64, VECTORS = TILE / 16;
+constexpr int BLOCK = 256;  // inputs, of kinds with scales of scales
 #if defined(__AVX512F__)
 constexpr int WIDE = 4, ROWS = 6;  // vectors of outputs and rows whose sums stay in registers
 #else
@@ -42,21 +48,41 @@ inline int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to
 inline Form form_of(Kind kind) {
   return kind == FP32 || kind == FP16 ? FLOATS : kind == BF16 ? HALVES : BYTES;
 }
-// How many inputs have a scale of their own, and the bytes of so many inputs in a tile.
-inline int64_t block_inputs(Kind kind) { return kind == Q4_K || kind == Q6_K ? BLOCK : GROUP; }
-inline int64_t block_bytes(Kind kind) {
+constexpr bool in_blocks(Kind kind) { return kind == Q4_K || kind == Q5_K || kind == Q6_K || kind == IQ4_XS; }
+constexpr bool with_offset(Kind kind) { return kind == Q4_K || kind == Q5_K || kind == Q4_1 || kind == Q5_1; }
+constexpr bool looked_up(Kind kind) { return kind == INT4 || kind == IQ4_NL || kind == IQ4_XS; }
+constexpr int bits(Kind kind) {
   switch (kind) {
-    case FP32: return TILE * GROUP * 4;
+    case FP32: return 32;
     case BF16:
-    case FP16: return TILE * GROUP * 2;
+    case FP16: return 16;
     case INT8:
-    case Q8_0: return TILE * 2 + TILE * GROUP;
-    case INT4:
-    case Q4_0: return TILE * 2 + TILE * GROUP / 2;
-    case Q4_K: return Q4_K_HEAD + BLOCK / GROUP * Q4_K_GROUP;
-    default: return Q6_K_HEAD + BLOCK / GROUP * Q6_K_GROUP;
+    case Q8_0: return 8;
+    case Q6_K: return 6;
+    case Q5_0:
+    case Q5_1:
+    case Q5_K: return 5;
+    default: return 4;
   }
 }
+// The code that stands for zero, of kinds without offsets.
+constexpr int32_t zero(Kind kind) {
+  return bits(kind) == 8 || looked_up(kind) ? 128 : with_offset(kind) ? 0 : 1 << (bits(kind) - 1);
+}
+// How many inputs lie in one block, and the bytes of so many in a tile: what the block begins with, then its groups, which
+// begin with scales.
+constexpr int64_t block_inputs(Kind kind) { return in_blocks(kind) ? BLOCK : GROUP; }
+constexpr int64_t tile_head(Kind kind) { return kind == INT4 ? TILE : 0; }
+constexpr int64_t block_head(Kind kind) { return !in_blocks(kind) ? 0 : with_offset(kind) ? TILE * 4 : TILE * 2; }
+constexpr int64_t group_head(Kind kind) {
+  if (bits(kind) > 8) return 0;
+  return kind == IQ4_XS ? TILE : with_offset(kind) && !in_blocks(kind) ? TILE * 4 : TILE * 2;
+}
+constexpr int64_t group_bytes(Kind kind) { return group_head(kind) + int64_t(TILE) * GROUP * bits(kind) / 8; }
+constexpr int64_t block_bytes(Kind kind) {
+  return block_head(kind) + block_inputs(kind) / GROUP * group_bytes(kind);
+}
+constexpr int64_t codes_at(Kind kind) { return group_head(kind) + (bits(kind) == 5 ? TILE * 4 : 0); }  // in a group
 
 // Memory in huge pages where the system has them, but for its end: weights are read once a step, front to back.
 inline uint8_t* reserve(size_t bytes) {
@@ -172,82 +198,71 @@ struct Rounded {
   const int32_t* total[M];
 };
 
-// `first` is the first of the V vectors in its tile `w`; `acc` begins at it.
-template <int M, int V, Kind K>
-inline void step_bytes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
-  constexpr bool NIBBLES = K == INT4 || K == Q4_0;
-  constexpr int64_t BYTES = TILE * 2 + TILE * GROUP / (NIBBLES ? 2 : 1);
-  constexpr int32_t ZERO = NIBBLES ? 8 : 128;
-  F s[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
-  for (int64_t g = from; g < to; ++g) {
-    const uint8_t* at = w + g * BYTES;
-    I t[M][V];
-    for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) t[m][v] = splat(-ZERO * (in.total[m][2 * g] + in.total[m][2 * g + 1]));
-    const uint8_t* codes = at + TILE * 2 + 64 * first;
-    for (int k = 0; k < GROUP / 4; k += NIBBLES ? 2 : 1) {
-      for (int v = 0; v < V; ++v) {
-        const I c = load<I>(codes + (NIBBLES ? k / 2 : k) * TILE * 4 + 64 * v);
-        prefetch(codes + (NIBBLES ? k / 2 : k) * TILE * 4 + 64 * v + 4096);
-        if (NIBBLES) {
-          const I low = c & splat(0x0f0f0f0f), high = c >> 4 & splat(0x0f0f0f0f);
-          for (int m = 0; m < M; ++m) {
-            t[m][v] = dot_bytes(t[m][v], low, splat(in.x[m][g * GROUP / 4 + k]));
-            t[m][v] = dot_bytes(t[m][v], high, splat(in.x[m][g * GROUP / 4 + k + 1]));
-          }
-        } else {
-          for (int m = 0; m < M; ++m) t[m][v] = dot_bytes(t[m][v], c, splat(in.x[m][g * GROUP / 4 + k]));
-        }
-      }
-    }
-    for (int v = 0; v < V; ++v) {
-      const H kept = load<H>(at + 32 * (first + v));
-      const F each = K == INT8 || K == INT4 ? widen(kept) : widen16(kept);
-      for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), each * splat(in.scale[m][g]), s[m][v]);
-    }
-  }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+// The scales of a group's outputs, 16 of them from `at` on in their part of the tile; `head` is of their block or tile.
+template <Kind K>
+inline F group_scale(const uint8_t* group, int at, F head) {
+  if (K == INT4) return int4_scale((I)head, unsigned_bytes(group + at));
+  if (K == IQ4_XS) return to_float(signed_bytes(group + at)) * head;
+  if (in_blocks(K)) return to_float(unsigned_bytes(group + at)) * head;
+  const H kept = load<H>(group + at * 2);
+  return K == INT8 ? widen(kept) : widen16(kept);
 }
 
-// A weight of Q4_K is scale * code - minimum, both whole numbers times what the block begins with.
-template <int M, int V>
-inline void step_q4_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
-  F s[M][V];
+// What is added to 16 of a group's weights; `head` is their block's minimum, negative, or the scale of int4.
+template <Kind K>
+inline F group_offset(const uint8_t* group, int at, F head) {
+  if (K == INT4) return to_float(unsigned_bytes(group + TILE + at) - splat(SHIFT_ZERO)) * head;
+  if (in_blocks(K)) return to_float(unsigned_bytes(group + TILE + at)) * head;
+  return widen16(load<H>(group + TILE * 2 + at * 2));
+}
+
+// `first` is the first of the V vectors in its tile, whose blocks begin at `w`; `acc` begins at it.
+template <int M, int V, Kind K>
+inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+  constexpr int GROUPS = block_inputs(K) / GROUP, EACH = bits(K) == 8 ? 1 : 2;  // codes in a byte
+  const I low_bits = splat(0x0f0f0f0f), fifth = splat(0x10101010);
+  F s[M][V], heads[V] = {}, minima[V] = {};
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  if (K == INT4)
+    for (int v = 0; v < V; ++v) heads[v] = (F)unsigned_bytes(w - TILE + 16 * (first + v));
   for (int64_t b = from; b < to; ++b) {
-    const uint8_t* block = w + b * (Q4_K_HEAD + BLOCK / GROUP * Q4_K_GROUP);
-    F scales[V], minima[V];
-    for (int v = 0; v < V; ++v) {
-      scales[v] = widen16(load<H>(block + 32 * (first + v)));
-      minima[v] = widen16(load<H>(block + TILE * 2 + 32 * (first + v)));
+    const uint8_t* block = w + b * block_bytes(K);
+    for (int v = 0; v < V && in_blocks(K); ++v) {
+      heads[v] = widen16(load<H>(block + 32 * (first + v)));
+      if (with_offset(K)) minima[v] = -widen16(load<H>(block + TILE * 2 + 32 * (first + v)));
     }
-    for (int64_t i = 0; i < BLOCK / GROUP; ++i) {
-      const int64_t g = b * (BLOCK / GROUP) + i;
-      const uint8_t* at = block + Q4_K_HEAD + i * Q4_K_GROUP;
-      const uint8_t* codes = at + TILE * 2 + 64 * first;
-      I t[M][V] = {};
-      for (int k = 0; k < GROUP / 8; ++k)
+    for (int i = 0; i < GROUPS; ++i) {
+      const int64_t g = b * GROUPS + i;
+      const uint8_t* at = block + block_head(K) + i * group_bytes(K);
+      const uint8_t* codes = at + codes_at(K) + 64 * first;
+      int32_t total[M];
+      I t[M][V], five[V];
+      for (int m = 0; m < M; ++m) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
+      for (int v = 0; v < V; ++v) {
+        for (int m = 0; m < M; ++m) t[m][v] = splat(-zero(K) * total[m]);
+        if (bits(K) == 5) five[v] = load<I>(at + group_head(K) + 64 * (first + v));
+      }
+      for (int k = 0; k < GROUP / 4; k += EACH) {
         for (int v = 0; v < V; ++v) {
-          const I c = load<I>(codes + k * TILE * 4 + 64 * v);
-          prefetch(codes + k * TILE * 4 + 64 * v + 4096);
-          const I low = c & splat(0x0f0f0f0f), high = c >> 4 & splat(0x0f0f0f0f);
-          for (int m = 0; m < M; ++m) {
-            t[m][v] = dot_bytes(t[m][v], low, splat(in.x[m][g * GROUP / 4 + 2 * k]));
-            t[m][v] = dot_bytes(t[m][v], high, splat(in.x[m][g * GROUP / 4 + 2 * k + 1]));
+          const I c = load<I>(codes + k / EACH * TILE * 4 + 64 * v);
+          prefetch(codes + k / EACH * TILE * 4 + 64 * v + 4096);
+          I parts[2] = {EACH == 1 ? c : c & low_bits, c >> 4 & low_bits};
+          for (int part = 0; part < EACH; ++part) {
+            const int n = k + part;
+            if (bits(K) == 5) parts[part] |= (n < 4 ? five[v] << (4 - n) : five[v] >> (n - 4)) & fifth;
+            if (looked_up(K)) parts[part] = nibble_values(parts[part]);
+            for (int m = 0; m < M; ++m)
+              t[m][v] = dot_bytes(t[m][v], parts[part], splat(in.x[m][g * GROUP / 4 + n]));
           }
         }
+      }
       for (int v = 0; v < V; ++v) {
-        const F scale = to_float(unsigned_bytes(at + 16 * (first + v))) * scales[v];
-        const F minimum = to_float(unsigned_bytes(at + TILE + 16 * (first + v))) * minima[v];
-        for (int m = 0; m < M; ++m) {
-          const float total = -in.scale[m][g] * float(in.total[m][2 * g] + in.total[m][2 * g + 1]);
-          s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
-          s[m][v] = fma(minimum, splat(total), s[m][v]);
-        }
+        const F scale = group_scale<K>(at, 16 * (first + v), heads[v]);
+        for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
+        if (!with_offset(K) && K != INT4) continue;
+        const F offset = group_offset<K>(at, 16 * (first + v), K == INT4 ? scale : minima[v]);
+        for (int m = 0; m < M; ++m) s[m][v] = fma(offset, splat(in.scale[m][g] * float(total[m])), s[m][v]);
       }
     }
   }
@@ -263,12 +278,12 @@ inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t
     for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
   const I low_bits = splat(0x0f0f0f0f), high_bits = splat(0x30303030);
   for (int64_t b = from; b < to; ++b) {
-    const uint8_t* block = w + b * (Q6_K_HEAD + BLOCK / GROUP * Q6_K_GROUP);
+    const uint8_t* block = w + b * block_bytes(Q6_K);
     F scales[V];
     for (int v = 0; v < V; ++v) scales[v] = widen16(load<H>(block + 32 * (first + v)));
     for (int64_t i = 0; i < BLOCK / GROUP * 2; ++i) {  // halves of groups
       const int64_t g = b * (BLOCK / GROUP) + i / 2, half = i % 2;
-      const uint8_t* at = block + Q6_K_HEAD + i / 2 * Q6_K_GROUP;
+      const uint8_t* at = block + block_head(Q6_K) + i / 2 * group_bytes(Q6_K);
       const uint8_t* pairs = at + TILE * 2 + half * TILE * 4 + 64 * first;
       const uint8_t* codes = at + TILE * 2 + TILE * GROUP / 4 + half * 2 * TILE * 4 + 64 * first;
       I t[M][V];
@@ -312,14 +327,12 @@ struct Linear {
     return add(as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
       const void* row = at(output);
       if (!row) return;
-      float values[GROUP];
-      for (int64_t g = 0; g < groups; ++g) {
-        for (int i = 0; i < GROUP; ++i) {
-          const int64_t k = g * GROUP + i;
-          values[i] = k >= ins ? 0.0f : half ? widen(((const uint16_t*)row)[k]) : ((const float*)row)[k];
-        }
-        put(as, tile + g * block_bytes(as), n, values);
-      }
+      static thread_local std::vector<float> numbers;
+      numbers.assign(up(ins, GROUP), 0.0f);
+      for (int64_t k = 0; k < ins; ++k)
+        numbers[k] = half ? widen(((const uint16_t*)row)[k]) : ((const float*)row)[k];
+      if (as == INT4) return put_int4(tile, n, numbers.data());
+      for (int64_t g = 0; g < groups; ++g) put(as, tile + g * block_bytes(as), n, numbers.data() + g * GROUP);
     });
   }
 
@@ -349,7 +362,7 @@ struct Linear {
 
   int64_t bytes() const {
     int64_t total = 0;
-    for (const Tile& tile : tiles) total += up(inputs, block_inputs(tile.kind)) / block_inputs(tile.kind) * block_bytes(tile.kind);
+    for (const Tile& tile : tiles) total += tile_bytes(tile.kind, inputs);
     return total;
   }
 
@@ -370,20 +383,24 @@ struct Linear {
   template <class Fill>
   bool add(Kind as, int64_t outs, int64_t ins, int threads, Fill fill) {
     const int64_t count = up(outs, TILE) / TILE;
-    const int64_t tile_bytes = up(ins, block_inputs(as)) / block_inputs(as) * block_bytes(as);
-    uint8_t* data = reserve(count * tile_bytes + 8192);  // prefetching goes a little beyond
+    const int64_t each = tile_bytes(as, ins);
+    uint8_t* data = reserve(count * each + 8192);  // prefetching goes a little beyond
     if (!data) return false;
     memory_.emplace_back(data);
     inputs = ins, groups = up(ins, GROUP) / GROUP, forms |= form_of(as);
     for (int64_t t = 0; t < count; ++t)
-      tiles.push_back({as, outputs + t * TILE, std::min<int64_t>(TILE, outs - t * TILE), data + t * tile_bytes});
+      tiles.push_back({as, outputs + t * TILE, std::min<int64_t>(TILE, outs - t * TILE), data + t * each});
     outputs += outs;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t t = 0; t < count; ++t) {
-      std::memset(data + t * tile_bytes, 0, tile_bytes);
-      for (int n = 0; n < TILE && t * TILE + n < outs; ++n) fill(data + t * tile_bytes, n, t * TILE + n);
+      std::memset(data + t * each, 0, each);
+      for (int n = 0; n < TILE && t * TILE + n < outs; ++n) fill(data + t * each, n, t * TILE + n);
     }
     return true;
+  }
+
+  static int64_t tile_bytes(Kind kind, int64_t ins) {
+    return tile_head(kind) + up(ins, block_inputs(kind)) / block_inputs(kind) * block_bytes(kind);
   }
 
   // Where input `i` of output `n` lies in a group of bytes, or of nibbles: the low ones if i % 8 < 4.
@@ -395,6 +412,10 @@ struct Linear {
   static int nibble(const uint8_t* codes, int64_t n, int64_t i) {
     return codes[nibble_at(n, i)] >> (i % 8 < 4 ? 0 : 4) & 15;
   }
+  static void set_fifth(uint8_t* fifths, int64_t n, int64_t i, int bit) {
+    fifths[n * 4 + i % 4] |= uint8_t(bit << i / 4);
+  }
+  static int fifth(const uint8_t* fifths, int64_t n, int64_t i) { return fifths[n * 4 + i % 4] >> i / 4 & 1; }
 
   static void put(Kind kind, uint8_t* to, int n, const float* values) {
     if (kind == FP32) {
@@ -402,20 +423,29 @@ struct Linear {
     } else if (kind == BF16) {
       for (int i = 0; i < GROUP; ++i) ((uint16_t*)to)[(i / 2 * TILE + n) * 2 + i % 2] = narrow(values[i]);
     } else {
-      // Symmetric: the largest becomes 127 of 128, or 7 of 8 (its negative may be -8).
-      float most = 0, signed_most = 0;
-      for (int i = 0; i < GROUP; ++i)
-        if (std::fabs(values[i]) > most) most = std::fabs(values[i]), signed_most = values[i];
-      const int zero = kind == INT8 ? 128 : 8;
-      const uint16_t kept = narrow(kind == INT8 ? most / 127 : signed_most / -8);
+      float most = 0;  // becomes 127
+      for (int i = 0; i < GROUP; ++i) most = std::max(most, std::fabs(values[i]));
+      const uint16_t kept = narrow(most / 127);
       const float scale = widen(kept);  // codes are of the scale as it is kept, so its rounding costs nothing
       ((uint16_t*)to)[n] = kept;
-      uint8_t* codes = to + TILE * 2;
-      for (int i = 0; i < GROUP; ++i) {
-        const int code = scale == 0 ? zero : int(std::nearbyint(values[i] / scale)) + zero;
-        if (kind == INT8) codes[byte_at(n, i)] = uint8_t(code);
-        else set_nibble(codes, n, i, std::min(code, 15));
-      }
+      for (int i = 0; i < GROUP; ++i)
+        to[codes_at(kind) + byte_at(n, i)] =
+            uint8_t(scale == 0 ? zero(kind) : int(std::nearbyint(values[i] / scale)) + zero(kind));
+    }
+  }
+
+  // One output in int4; `values` are those of all groups.
+  void put_int4(uint8_t* tile, int n, const float* values) const {
+    static thread_local std::vector<Int4Line> lines;
+    lines.clear();
+    for (int64_t g = 0; g < groups; ++g) lines.push_back(fit_int4(values + g * GROUP));
+    const int exponent = tile[n] = uint8_t(int4_exponent(lines.data(), groups));
+    for (int64_t g = 0; g < groups; ++g) {
+      uint8_t* group = tile + tile_head(INT4) + g * block_bytes(INT4);
+      uint8_t codes[GROUP];
+      const Int4Head kept = int4_codes(values + g * GROUP, lines[g], exponent, codes);
+      group[n] = kept.scale, group[TILE + n] = kept.shift;
+      for (int i = 0; i < GROUP; ++i) set_nibble(group + codes_at(INT4), n, i, codes[i]);
     }
   }
 
@@ -439,23 +469,49 @@ struct Linear {
         }
         return;
       case Q4_0:
-        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 18) {
+      case Q4_1:
+      case Q5_0:
+      case Q5_1:
+      case IQ4_NL: {
+        const int scales = with_offset(kind) ? 4 : 2, high = bits(kind) == 5 ? 4 : 0;  // bytes
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += scales + high + 16) {
           std::memcpy(to + n * 2, row, 2);
-          for (int i = 0; i < GROUP; ++i)
-            set_nibble(to + TILE * 2, n, i, row[2 + i % 16] >> (i < 16 ? 0 : 4) & 15);
+          if (with_offset(kind)) std::memcpy(to + TILE * 2 + n * 2, row + 2, 2);
+          for (int i = 0; i < GROUP; ++i) {
+            set_nibble(to + codes_at(kind), n, i, row[scales + high + i % 16] >> (i < 16 ? 0 : 4) & 15);
+            if (high) set_fifth(to + group_head(kind), n, i, row[scales + i / 8] >> i % 8 & 1);
+          }
         }
         return;
+      }
       case Q4_K:
-        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 144) {
+      case Q5_K: {
+        const int high = kind == Q5_K ? 32 : 0;  // bytes
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 144 + high) {
           std::memcpy(to + n * 2, row, 2);
           std::memcpy(to + TILE * 2 + n * 2, row + 2, 2);
-          const uint8_t *six = row + 4, *nibbles = row + 16;
+          const uint8_t *six = row + 4, *nibbles = row + 16 + high;
           for (int g = 0; g < BLOCK / GROUP; ++g) {
-            uint8_t* group = to + Q4_K_HEAD + g * Q4_K_GROUP;
+            uint8_t* group = to + block_head(kind) + g * group_bytes(kind);
             group[n] = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | (six[g - 4] >> 6 << 4);
             group[TILE + n] = g < 4 ? six[g + 4] & 63 : (six[g + 4] >> 4) | (six[g] >> 6 << 4);
+            for (int i = 0; i < GROUP; ++i) {
+              set_nibble(group + codes_at(kind), n, i, nibbles[g / 2 * GROUP + i] >> (g % 2 ? 4 : 0) & 15);
+              if (high) set_fifth(group + group_head(kind), n, i, row[16 + i] >> g & 1);
+            }
+          }
+        }
+        return;
+      }
+      case IQ4_XS:
+        for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 136) {
+          std::memcpy(to + n * 2, row, 2);
+          for (int g = 0; g < BLOCK / GROUP; ++g) {
+            uint8_t* group = to + block_head(kind) + g * group_bytes(kind);
+            const int low = row[4 + g / 2] >> (g % 2 * 4) & 15, high = row[2 + g / 4] >> (g % 4 * 2) & 3;
+            group[n] = uint8_t((low | high << 4) - 32);
             for (int i = 0; i < GROUP; ++i)
-              set_nibble(group + TILE * 2, n, i, nibbles[g / 2 * GROUP + i] >> (g % 2 ? 4 : 0) & 15);
+              set_nibble(group + codes_at(kind), n, i, row[8 + g * 16 + i % 16] >> (i < 16 ? 0 : 4) & 15);
           }
         }
         return;
@@ -463,7 +519,7 @@ struct Linear {
         for (int64_t b = 0; b < blocks; ++b, to += block_bytes(kind), row += 210) {
           std::memcpy(to + n * 2, row + 208, 2);
           for (int at = 0; at < BLOCK; ++at) {
-            uint8_t* group = to + Q6_K_HEAD + at / GROUP * Q6_K_GROUP;
+            uint8_t* group = to + block_head(Q6_K) + at / GROUP * group_bytes(Q6_K);
             const int i = at % GROUP, half = at / 128, r = at % 128;
             if (i % 16 == 0) group[i / 16 * TILE + n] = row[192 + at / 16];
             const int high = row[128 + half * 32 + r % 32] >> (r / 32 * 2) & 3;
@@ -475,32 +531,42 @@ struct Linear {
   }
 
   static float weight(Kind kind, const uint8_t* tile, int64_t n, int64_t input) {
-    const uint8_t* block = tile + input / block_inputs(kind) * block_bytes(kind);
+    const uint8_t* block = tile + tile_head(kind) + input / block_inputs(kind) * block_bytes(kind);
     const auto half = [](const uint8_t* from, int64_t at) {
       uint16_t bits;
       std::memcpy(&bits, from + at * 2, 2);
       return bits;
     };
-    const int64_t i = input % GROUP, g = input % BLOCK / GROUP;
+    const int64_t i = input % GROUP;
+    const uint8_t* group = block + block_head(kind) + input % block_inputs(kind) / GROUP * group_bytes(kind);
+    const auto code = [&] {
+      const int four = nibble(group + codes_at(kind), n, i);
+      if (looked_up(kind)) return int(NIBBLE_VALUES[four]);
+      return bits(kind) == 5 ? four | fifth(group + group_head(kind), n, i) << 4 : four;
+    };
     switch (kind) {
       case FP32: return ((const float*)block)[i * TILE + n];
       case FP16: return widen16(half(block, i * TILE + n));
       case BF16: return widen(half(block, (i / 2 * TILE + n) * 2 + i % 2));
-      case INT8: return widen(half(block, n)) * float(block[TILE * 2 + byte_at(n, i)] - 128);
-      case INT4: return widen(half(block, n)) * float(nibble(block + TILE * 2, n, i) - 8);
-      case Q8_0: return widen16(half(block, n)) * float(block[TILE * 2 + byte_at(n, i)] - 128);
-      case Q4_0: return widen16(half(block, n)) * float(nibble(block + TILE * 2, n, i) - 8);
-      case Q4_K: {
-        const uint8_t* group = block + Q4_K_HEAD + g * Q4_K_GROUP;
+      case INT8: return widen(half(block, n)) * float(block[codes_at(kind) + byte_at(n, i)] - zero(kind));
+      case INT4: return int4_scale(tile[n], group[n]) * float(code() - zero(kind) + group[TILE + n] - SHIFT_ZERO);
+      case Q8_0: return widen16(half(block, n)) * float(block[codes_at(kind) + byte_at(n, i)] - zero(kind));
+      case Q4_0:
+      case Q5_0:
+      case IQ4_NL: return widen16(half(block, n)) * float(code() - zero(kind));
+      case Q4_1:
+      case Q5_1: return widen16(half(block, n)) * float(code()) + widen16(half(block, TILE + n));
+      case IQ4_XS: return widen16(half(block, n)) * float(int8_t(group[n])) * float(code() - zero(kind));
+      case Q4_K:
+      case Q5_K: {
         const float scale = widen16(half(block, n)) * float(group[n]);
         const float minimum = widen16(half(block, TILE + n)) * float(group[TILE + n]);
-        return scale * float(nibble(group + TILE * 2, n, i)) - minimum;
+        return scale * float(code()) - minimum;
       }
       default: {
-        const uint8_t* group = block + Q6_K_HEAD + g * Q6_K_GROUP;
         const int pairs = group[TILE * 2 + byte_at(n, i / 16 * 4 + i % 4)];
-        const int code = nibble(group + TILE * 2 + TILE * GROUP / 4, n, i) | (pairs >> (i % 16 / 4 * 2) & 3) << 4;
-        return widen16(half(block, n)) * float(int8_t(group[i / 16 * TILE + n])) * float(code - 32);
+        const int six = nibble(group + TILE * 2 + TILE * GROUP / 4, n, i) | (pairs >> (i % 16 / 4 * 2) & 3) << 4;
+        return widen16(half(block, n)) * float(int8_t(group[i / 16 * TILE + n])) * float(six - zero(kind));
       }
     }
   }
@@ -521,7 +587,7 @@ struct Linear {
   // Rows from `first` on, blocks [from, to).
   template <int M>
   static void some(const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) {
-    const uint8_t* w = of.data;
+    const uint8_t* w = of.data + tile_head(of.kind);
     if (of.kind == FP32 || of.kind == FP16) {
       const float* x[M];
       for (int m = 0; m < M; ++m) x[m] = in.floats.data() + (first + m) * in.stride;
@@ -550,11 +616,17 @@ struct Linear {
     for (int v = 0; v < VECTORS; v += FEW) {
       float* sums = acc + 16 * v;
       switch (of.kind) {
-        case INT8: step_bytes<M, FEW, INT8>(w, v, x, from, to, sums); break;
-        case INT4: step_bytes<M, FEW, INT4>(w, v, x, from, to, sums); break;
-        case Q8_0: step_bytes<M, FEW, Q8_0>(w, v, x, from, to, sums); break;
-        case Q4_0: step_bytes<M, FEW, Q4_0>(w, v, x, from, to, sums); break;
-        case Q4_K: step_q4_k<M, FEW>(w, v, x, from, to, sums); break;
+        case INT8: step_codes<M, FEW, INT8>(w, v, x, from, to, sums); break;
+        case INT4: step_codes<M, FEW, INT4>(w, v, x, from, to, sums); break;
+        case Q8_0: step_codes<M, FEW, Q8_0>(w, v, x, from, to, sums); break;
+        case Q4_0: step_codes<M, FEW, Q4_0>(w, v, x, from, to, sums); break;
+        case Q4_K: step_codes<M, FEW, Q4_K>(w, v, x, from, to, sums); break;
+        case IQ4_NL: step_codes<M, FEW, IQ4_NL>(w, v, x, from, to, sums); break;
+        case IQ4_XS: step_codes<M, FEW, IQ4_XS>(w, v, x, from, to, sums); break;
+        case Q4_1: step_codes<M, FEW, Q4_1>(w, v, x, from, to, sums); break;
+        case Q5_0: step_codes<M, FEW, Q5_0>(w, v, x, from, to, sums); break;
+        case Q5_1: step_codes<M, FEW, Q5_1>(w, v, x, from, to, sums); break;
+        case Q5_K: step_codes<M, FEW, Q5_K>(w, v, x, from, to, sums); break;
         default: step_q6_k<M, FEW>(w, v, x, from, to, sums);
       }
     }

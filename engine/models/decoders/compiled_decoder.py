@@ -31,7 +31,10 @@ from engine.models.gguf.weights import StoredTensor
 WeightKind = Literal["fp32", "bf16", "int8", "int4", "stored"]
 WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
 _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
-_STORED = {"F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K": 8}
+_STORED = {
+    "F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K": 8, "IQ4_NL": 9, "IQ4_XS": 10, "Q4_1": 11,
+    "Q5_0": 12, "Q5_1": 13, "Q5_K": 14,
+}  # fmt: skip
 PAGE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
@@ -129,8 +132,8 @@ class CompiledDecoder:
     ) -> None:
         """Pack weights named and shaped as `weights.wanted` says, of fp32 or bf16; those packed leave the dict.
 
-        int8 and int4 are made here, with one scale for 32 inputs of an output. Of a GGUF file (`stored`) every matrix
-        is packed as the file has it. ConfigError if memory does not suffice.
+        int8 and int4 are made here, with one scale for 32 inputs of an output, and in int4 a shift. Of a GGUF file
+        (`stored`) every matrix is packed as the file has it. ConfigError if memory does not suffice.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
         dtype = torch.float32 if kind == "fp32" else torch.bfloat16

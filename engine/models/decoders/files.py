@@ -106,6 +106,7 @@ def find_decoder(model: str) -> DecoderFiles:
 def _find_gguf(path: Path) -> DecoderFiles:
     file = read_gguf(path)
     spec = parse_decoder(huggingface_config(file), where=str(path))
+    spec = dataclasses.replace(spec, norm_offset=0.0)  # which the file's norms have in them
     metadata = file.metadata
     defaults = {
         name: metadata.get(f"general.sampling.{key}")

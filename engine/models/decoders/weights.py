@@ -140,7 +140,7 @@ def _sources(spec: DecoderSpec, paths: Sequence[Path]) -> dict[str, _Source]:
     expected = dict(wanted(spec))
     if spec.tied:  # transformers takes the head of a tied model, if it is stored and another
         expected[HEAD] = (spec.vocabulary, spec.hidden)
-    joined = _joined(spec) if spec.family in _JOINED_FAMILIES else {}
+    joined = joined_names(spec)
     found: dict[str, _Source] = {}
     for path in paths:
         with _opened(path) as file:
@@ -164,9 +164,11 @@ def _sources(spec: DecoderSpec, paths: Sequence[Path]) -> dict[str, _Source]:
     return found
 
 
-def _joined(spec: DecoderSpec) -> dict[str, tuple[str, ...]]:
+def joined_names(spec: DecoderSpec) -> dict[str, tuple[str, ...]]:
     """Return the wanted tensors that are stored as rows of one, by its name."""
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
+    if spec.family not in _JOINED_FAMILIES:
+        return found
     for layer in range(spec.layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         found[f"{attention}.qkv_proj.weight"] = tuple(f"{attention}.{n}_proj.weight" for n in "qkv")

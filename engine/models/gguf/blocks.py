@@ -11,12 +11,15 @@ from engine.models.gguf.reader import TYPES
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+# Where fp16 scales lie in a block.
 _SCALES = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q4_K": (0, 2),
-    "Q6_K": (208,),
-}  # where fp16 scales lie in a block
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
+    "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+# What the codes of IQ4_NL and IQ4_XS stand for.
+_VALUES = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
+)
 
 
 def dequantised(kind: str, rows: Bytes) -> Floats:
@@ -52,18 +55,65 @@ def _q8_0(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
+def _codes(blocks: Bytes, at: int) -> Bytes:
+    """Return (blocks, 32) codes of four bits that lie from `at` on, the first half in low halves of bytes."""
+    return _nibbles(blocks[:, at : at + 16]).reshape(-1, 32)
+
+
+def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
+    """Return (blocks, 32) bits that lie from `at` on, where codes of five bits have them."""
+    bits: Bytes = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return np.left_shift(bits, 4, dtype=np.uint8)
+
+
 def _q4_0(blocks: Bytes) -> Floats:
-    codes = _nibbles(blocks[:, 2:]).reshape(-1, 32).astype(np.int8) - np.int8(8)
+    codes = _codes(blocks, 2).astype(np.int8) - np.int8(8)
     return _half(blocks, 0) * codes.astype(np.float32)
 
 
-def _q4_k(blocks: Bytes) -> Floats:
+def _q4_1(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _codes(blocks, 4).astype(np.float32) + _half(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    codes = (_codes(blocks, 6) | _fifth_bits(blocks, 2)).astype(np.int8) - np.int8(16)
+    return _half(blocks, 0) * codes.astype(np.float32)
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    codes = _codes(blocks, 8) | _fifth_bits(blocks, 4)
+    return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _VALUES[_codes(blocks, 2)]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    low = _nibbles(blocks[:, 4:8]).swapaxes(1, 2).reshape(-1, 8)
+    high = blocks[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    scales = (low | high.reshape(-1, 8) << 4).astype(np.int8) - np.int8(32)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)
+    return (_half(blocks, 0) * scales.astype(np.float32))[..., None] * _VALUES[codes]
+
+
+def _by_six_bits(blocks: Bytes, codes: Bytes) -> Floats:
+    """Return the numbers of (blocks, 8, 32) codes, whose scales and minima of six bits lie after both in fp16."""
     low, high, mixed = np.split(blocks[:, 4:16], 3, axis=1)
     scales = np.concatenate((low & 63, mixed & 15 | low >> 6 << 4), axis=1).astype(np.float32)
     minima = np.concatenate((high & 63, mixed >> 4 | high >> 6 << 4), axis=1).astype(np.float32)
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32).astype(np.float32)
     scales, minima = _half(blocks, 0) * scales, _half(blocks, 2) * minima
-    return scales[..., None] * codes - minima[..., None]
+    return scales[..., None] * codes.astype(np.float32) - minima[..., None]
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    return _by_six_bits(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    fifths = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _by_six_bits(blocks, codes | np.left_shift(fifths, 4, dtype=np.uint8))
 
 
 def _q6_k(blocks: Bytes) -> Floats:
@@ -75,8 +125,6 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 _NUMBERS: dict[str, Callable[[Bytes], Floats]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_K": _q4_k,
-    "Q6_K": _q6_k,
-}
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """The configuration and the tensor names of a GGUF file, as the model's `config.json` and safetensors would have them.
 
-A family of its own is one line in `ARCHITECTURES`, if its tensors are named as those of the others are.
+What differs between architectures is in module `architectures`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import re
 from typing import Any
 
 from common.errors import ConfigError
+from engine.models.gguf.architectures import ARCHITECTURES, Architecture
+from engine.models.gguf.keys import ArchitectureKeys
 from engine.models.gguf.reader import GgufFile
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # and the model_type of each
-# The architectures whose rotation turns neighbours in the file; Hugging Face's turns halves.
-NEIGHBOURS = frozenset({"llama"})
 _ROPE_FACTORS = "rope_freqs.weight"
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -29,7 +28,6 @@ _LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -37,7 +35,7 @@ _LAYER = {
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,5})\.)?(\w+)\.(weight|bias)")
 
 
-def architecture(file: GgufFile) -> str:
+def architecture(file: GgufFile) -> Architecture:
     """Return the file's architecture; ConfigError if it is not one of ARCHITECTURES, or the file a part of a model."""
     found = file.text("general.architecture", "")
     if found not in ARCHITECTURES:
@@ -52,13 +50,13 @@ def architecture(file: GgufFile) -> str:
         raise ConfigError(
             f"{file.path}: is one of {parts} files; expected one file (llama-gguf-split --merge joins them)"
         )
-    return found
+    return ARCHITECTURES[found]
 
 
 def huggingface_config(file: GgufFile) -> dict[str, Any]:
     """Return what the model's `config.json` says; ConfigError names a key that is missing or makes no sense."""
-    name = architecture(file)
-    keys = _Keys(file, name)
+    of, name = architecture(file), file.text("general.architecture", "")
+    keys = ArchitectureKeys(file, name)
     layers, hidden = keys.count("block_count"), keys.count("embedding_length")
     if layers > len(file.tensors):
         raise ConfigError(
@@ -66,7 +64,7 @@ def huggingface_config(file: GgufFile) -> dict[str, Any]:
         )
     heads = keys.count("attention.head_count")
     dim = keys.count("attention.key_length", hidden // heads)
-    for other in ("attention.value_length", "rope.dimension_count"):
+    for other in ("attention.value_length", *(() if of.own_rope else ("rope.dimension_count",))):
         if keys.count(other, dim) != dim:
             raise ConfigError(
                 f"{file.path}: {name}.{other} is {keys.count(other)}; expected {dim}, a head's dimensions"
@@ -78,7 +76,7 @@ def huggingface_config(file: GgufFile) -> dict[str, Any]:
         raise ConfigError(f"{file.path}: tensor 'token_embd.weight' is missing, or no matrix")
     positions = keys.count("context_length")
     config: dict[str, Any] = {
-        "model_type": ARCHITECTURES[name],
+        "model_type": of.model_type,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -94,26 +92,27 @@ def huggingface_config(file: GgufFile) -> dict[str, Any]:
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "rope_scaling": _rope(file, keys, positions, dim),
     }
-    window = keys.count("attention.sliding_window", 0, least=0)
-    if window and name == "llama":
-        config |= {"model_type": "mistral", "sliding_window": window}
-    return config
+    return config | of.fields(keys, config)
 
 
-def huggingface_name(name: str) -> str | None:
+def huggingface_name(name: str, of: Architecture) -> str | None:
     """Return a tensor's name in safetensors files; None for one that no forward pass reads."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
     layer, part, kind = match.groups()
-    found = _WHOLE.get(part) if layer is None else _LAYER.get(part)
+    found = _WHOLE.get(part) if layer is None else of.parts.get(part, _LAYER.get(part))
     if found is None:
         return None
     return f"{found}.{kind}" if layer is None else f"model.layers.{layer}.{found}.{kind}"
 
 
-def _rope(file: GgufFile, keys: _Keys, positions: int, dim: int) -> dict[str, Any] | None:
-    kind = file.text(f"{architecture(file)}.rope.scaling.type", "none")
+def _rope(
+    file: GgufFile, keys: ArchitectureKeys, positions: int, dim: int
+) -> dict[str, Any] | None:
+    kind = keys.text("rope.scaling.type", "none")
+    if kind == "longrope" and architecture(file).own_rope:
+        return None
     if kind not in {"none", "linear", "yarn"}:
         raise ConfigError(
             f"{file.path}: rope.scaling.type is {kind!r}; expected none, linear or yarn"
@@ -142,31 +141,3 @@ def _rope(file: GgufFile, keys: _Keys, positions: int, dim: int) -> dict[str, An
         if times != 1 and factor > 1:
             scaling["attention_factor"] = times * (0.1 * math.log(factor) + 1)
     return scaling
-
-
-class _Keys:
-    """The keys of one architecture."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._file, self._architecture = file, architecture
-
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        value = self._value(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
-            raise self._error(name, value, "a whole number")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise self._error(name, value, "a number")
-        return float(value)
-
-    def _value(self, name: str, default: Any) -> Any:
-        return self._file.metadata.get(f"{self._architecture}.{name}", default)
-
-    def _error(self, name: str, value: Any, expected: str) -> ConfigError:
-        shown = "missing" if value is None else f"{value!r:.40}"
-        return ConfigError(
-            f"{self._file.path}: {self._architecture}.{name} is {shown}; expected {expected}"
-        )

@@ -33,8 +33,14 @@ TYPES: dict[str, BlockType] = {
     "BF16": BlockType(1, 2),
     "Q8_0": BlockType(32, 34),
     "Q4_0": BlockType(32, 18),
+    "Q4_1": BlockType(32, 20),
+    "Q5_0": BlockType(32, 22),
+    "Q5_1": BlockType(32, 24),
     "Q4_K": BlockType(256, 144),
+    "Q5_K": BlockType(256, 176),
     "Q6_K": BlockType(256, 210),
+    "IQ4_NL": BlockType(32, 18),
+    "IQ4_XS": BlockType(256, 136),
 }
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",

@@ -53,7 +53,8 @@ class PreTokenizer(NamedTuple):
 PRE_TOKENIZERS = {
     "default": PreTokenizer(),
     "gpt-2": PreTokenizer(),
-    "smollm": PreTokenizer(digits=True),
+    "olmo": PreTokenizer(),
+    **dict.fromkeys(("smollm", "refact", "starcoder"), PreTokenizer(digits=True)),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
         PreTokenizer(_LLAMA3, whole_words=True, bos=True),

@@ -12,19 +12,23 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from engine.models.decoders.spec import DecoderSpec
-from engine.models.decoders.weights import wanted
+from engine.models.decoders.weights import joined_names, wanted
 from engine.models.gguf.blocks import dequantised, finite
-from engine.models.gguf.config import NEIGHBOURS, architecture, huggingface_name
+from engine.models.gguf.config import architecture, huggingface_name
 from engine.models.gguf.reader import GgufFile, GgufTensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that still lies in its file; `heads` if the order of its rows within heads is to be changed, else 0."""
+    """A tensor that still lies in its file, or the rows of one that several are stored as.
+
+    `heads` if the order of its rows within heads is to be changed, else 0.
+    """
 
     file: GgufFile
     tensor: GgufTensor
-    heads: int
+    heads: int = 0
+    part: slice | None = None
 
     @property
     def type(self) -> str:
@@ -34,11 +38,15 @@ class StoredTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Outputs, inputs."""
-        return self.tensor.shape
+        if self.part is None:
+            return self.tensor.shape
+        return (self.part.stop - self.part.start, *self.tensor.shape[1:])
 
     def rows(self) -> NDArray[np.uint8]:
         """Read it: (outputs, bytes of an output), contiguous; ConfigError if a number is not finite."""
         rows = self.file.rows(self.tensor)
+        if self.part is not None:
+            rows = rows[self.part]
         if not finite(self.type, rows):
             raise ConfigError(
                 f"{self.file.path}: tensor {self.tensor.name!r} holds NaN or infinity"
@@ -84,20 +92,41 @@ def matrix_types(file: GgufFile) -> set[str]:
 
 def _tensors(file: GgufFile, spec: DecoderSpec) -> Iterator[tuple[str, StoredTensor]]:
     """Yield name and place of every tensor the forward pass reads."""
-    found = {huggingface_name(name): tensor for name, tensor in file.tensors.items()}
-    turned = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
-    neighbours = architecture(file) in NEIGHBOURS
+    found = _places(file, spec)
+    turned = (
+        {"q_proj": spec.heads, "k_proj": spec.kv_heads} if architecture(file).neighbours else {}
+    )
     for name, shape in wanted(spec):
-        tensor = found.get(name)
-        if tensor is None:
+        stored = found.get(name)
+        if stored is None:
             raise ConfigError(f"{file.path}: the tensor for {name!r} is missing")
-        if tensor.shape != shape:
+        if stored.shape != shape:
             raise ConfigError(
-                f"{file.path}: tensor {tensor.name!r} has shape {tensor.shape}; expected {shape}"
+                f"{file.path}: tensor {stored.tensor.name!r} has shape {stored.shape}; expected {shape}"
             )
-        if len(shape) == 1 and tensor.type != "F32":
-            raise ConfigError(f"{file.path}: tensor {tensor.name!r} is {tensor.type}; expected F32")
-        yield (
-            name,
-            StoredTensor(file, tensor, (neighbours and turned.get(name.split(".")[-2])) or 0),
-        )
+        if len(shape) == 1 and stored.type != "F32":
+            raise ConfigError(
+                f"{file.path}: tensor {stored.tensor.name!r} is {stored.type}; expected F32"
+            )
+        yield name, dataclasses.replace(stored, heads=turned.get(name.split(".")[-2], 0))
+
+
+def _places(file: GgufFile, spec: DecoderSpec) -> dict[str, StoredTensor]:
+    """Return where every tensor lies, by its name in safetensors files, those too that are stored as rows of one."""
+    of, sizes, joined = architecture(file), dict(wanted(spec)), joined_names(spec)
+    found = {}
+    for stored, tensor in file.tensors.items():
+        name = huggingface_name(stored, of)
+        if name is None:
+            continue
+        begin = 0
+        for part in joined.get(name, ()):
+            end = begin + sizes[part][0]
+            found[part] = StoredTensor(file, tensor, part=slice(begin, end))
+            begin = end
+        if name in joined and begin != tensor.shape[0]:
+            raise ConfigError(
+                f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows; expected {begin}"
+            )
+        found.setdefault(name, StoredTensor(file, tensor))
+    return found

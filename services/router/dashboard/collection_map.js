@@ -3,7 +3,7 @@
 import { ask, segment } from "./api.js";
 import { h, text } from "./dom.js";
 import { ago, count, many, percent, seconds } from "./format.js";
-import { hitOf, titleOf } from "./hits.js";
+import { hitOf, listsRead, titleOf } from "./hits.js";
 import { PointMap } from "./map.js";
 import { remember, timelineOf } from "./recent.js";
 import { section } from "./mesh.js";
@@ -129,13 +129,13 @@ export class CollectionMap {
     this.button.disabled = true;
     const began = performance.now();
     try {
-      const body = { ...(typeof query === "function" ? await query() : query), k: Number(this.number.value) };
+      const body = { ...(typeof query === "function" ? await query() : query), k: Number(this.number.value), include_lists: true };
       const headers = { "Spillway-Resume": "30" }; // so that its timeline is kept
       const { body: found, request } = await ask(`${this.#path}/search`, { method: "POST", body, headers });
       if (nth !== this.asked || this.collection?.id !== id) return;
       remember(request, words);
       const took = (performance.now() - began) / 1000;
-      this.status.replaceChildren(`${many(found.data.length, "hit")} for ${words} in ${seconds(took)}, by ${found.path} · `, h("a", { href: timelineOf(request) }, "timeline"));
+      this.status.replaceChildren(`${many(found.data.length, "hit")} for ${words} in ${seconds(took)}, by ${found.path}${listsRead(found.search)} · `, h("a", { href: timelineOf(request) }, "timeline"));
       this.clear.hidden = false;
       this.#list(found.data, metric);
       await this.#light(found.data);

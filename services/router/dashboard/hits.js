@@ -1,7 +1,7 @@
 // The hits of a search as a list: title, score, passage.
 
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, many } from "./format.js";
 
 // A score on its metric's own scale, 0 to 1, so that a poor best hit looks poor: the cosine itself, or how near a distance
 // is to none. A dot product has no bounds, so it has no bar.
@@ -17,6 +17,16 @@ function barOf(score, metric) {
   fill.style.width = `${100 * scale.of(score)}%`;
   return h("div", { class: "bar thin", "aria-hidden": "true", title: scale.words }, fill);
 }
+
+const MOST_LISTS = 24; // that are named
+
+// The inverted lists that a search read for its only query, in words; "" where it read none.
+export const listsRead = ({ scanned } = {}) => {
+  const [lists = []] = scanned ?? [];
+  if (!lists.length) return "";
+  const more = lists.length > MOST_LISTS ? ` and ${lists.length - MOST_LISTS} more` : "";
+  return ` · ${many(lists.length, "list")} read, nearest first: ${lists.slice(0, MOST_LISTS).join(", ")}${more}`;
+};
 
 export function titleOf({ id, metadata }) {
   const named = [metadata?.title, metadata?.name].find((one) => typeof one === "string" && one.trim());

@@ -4,7 +4,7 @@ import { ask, segment } from "./api.js";
 import { all } from "./collection_names.js";
 import { h, text } from "./dom.js";
 import { many, percent, seconds } from "./format.js";
-import { hitOf } from "./hits.js";
+import { hitOf, listsRead } from "./hits.js";
 import { remember, timelineOf } from "./recent.js";
 
 const MODES = { vector: "by meaning", text: "by words", hybrid: "by both" };
@@ -82,7 +82,7 @@ export class Search {
     try {
       const { body, request } = await ask(`/v1/collections/${segment(this.chosen)}/search`, {
         method: "POST",
-        body: { text: words, k: Number(this.number.value), mode: this.mode.value, ...(this.diversity.value && { mmr: { lambda: Number(this.diversity.value) } }) },
+        body: { text: words, include_lists: this.mode.value === "vector" && !this.diversity.value, k: Number(this.number.value), mode: this.mode.value, ...(this.diversity.value && { mmr: { lambda: Number(this.diversity.value) } }) },
         headers: { "Spillway-Resume": "30" }, // so that its timeline is kept
       });
       remember(request, words);
@@ -90,7 +90,7 @@ export class Search {
       const metric = body.mode === "vector" ? this.metrics.get(this.chosen) : null; // other scores have no scale
       this.hits.replaceChildren(...body.data.map((hit) => hitOf(hit, metric)));
       const indexed = body.text_indexed === undefined ? "" : `, ${percent(body.text_indexed)} of the texts are indexed so far`;
-      this.status.replaceChildren(`${many(body.data.length, "hit")} ${MODES[body.mode]} in ${seconds(took)}${indexed} · `, h("a", { href: timelineOf(request) }, "timeline"));
+      this.status.replaceChildren(`${many(body.data.length, "hit")} ${MODES[body.mode]} in ${seconds(took)}${indexed}${listsRead(body.search)} · `, h("a", { href: timelineOf(request) }, "timeline"));
     } catch (error) {
       this.hits.replaceChildren();
       this.status.replaceChildren();

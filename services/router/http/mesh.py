@@ -11,10 +11,13 @@ from aiohttp import web
 
 from common.bus import Bus
 from common.metrics import version
+from common.registry.processes import Processes
 from services.router.admission.controller import AdmissionController
 from services.router.cards import Cards
 from services.router.http.replies import reply_json
 from services.router.mesh.history import MeshHistory
+from services.router.mesh.planned_costs import PlannedCosts
+from services.router.mesh.processes import processes_of
 from services.router.mesh.recent_counts import EVERY_S
 from services.router.mesh.report import lanes_of, workers_of
 from services.router.mesh.snapshot import MeshSnapshot
@@ -30,11 +33,13 @@ class MeshApi:
         snapshot: MeshSnapshot,
         history: MeshHistory,
         admission: AdmissionController,
+        planned: PlannedCosts,
         *,
         keys_on: bool,
     ) -> None:
         self._clock, self._cards = bus.clock, cards
         self._snapshot, self._history, self._admission = snapshot, history, admission
+        self._processes, self._planned = Processes(bus), planned
         self._keys_on, self._started_ms = keys_on, bus.clock.now_ms()
 
     def routes(self) -> list[web.RouteDef]:
@@ -65,5 +70,7 @@ class MeshApi:
             "lanes": lanes,
             "workers": workers_of(states, models, self._history.batches, policy.hops.p99_s),
             "window": {**counts.summary(), "minute": counts.minute()},
+            "processes": processes_of(await self._processes.living(), states),
+            "planned_costs": self._planned.compare(),
         }
         return reply_json(body, headers={"Cache-Control": "no-store"})

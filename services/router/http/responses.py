@@ -1,4 +1,4 @@
-"""POST /v1/responses, and GET of one, in the shape of OpenAI's Responses API; texts only.
+"""POST /v1/responses, GET and DELETE of one, in the shape of OpenAI's Responses API; texts only.
 
 A response that is stored is a turn of a session. One that goes on from the last turn is appended to its session; one
 that goes on from an earlier turn, from a turn of another model, or beside another one, has a session of its own with
@@ -24,7 +24,8 @@ from services.router.admission.job_spec import RequestContext
 from services.router.cards import Cards
 from services.router.http.generations import Generations
 from services.router.http.receiver import TENANT, Receiver
-from services.router.http.replies import reply
+from services.router.http.replies import reply, reply_json
+from services.router.http.sessions import SessionsApi
 from services.router.responses.model_response import ModelResponse, marks_in, session_of_response
 from services.router.text import responses
 from services.router.text.pool import INLINE_BYTES, TextPool
@@ -64,18 +65,20 @@ class ResponsesApi:
         pool: TextPool,
         bus: Bus,
         generations: Generations,
+        sessions_api: SessionsApi,
         ttl_s: int,
     ) -> None:
         self._receiver, self._cards, self._pool = receiver, cards, pool
         self._bus, self._sessions, self._ends = bus, Sessions(bus), SessionEnds(bus)
-        self._generations, self._ttl_s = generations, ttl_s
+        self._generations, self._sessions_api, self._ttl_s = generations, sessions_api, ttl_s
         self._nth = itertools.count(1)  # requests go round the partitions
 
     def routes(self) -> list[web.RouteDef]:
-        """Return both routes."""
+        """Return the routes."""
         return [
             web.post("/v1/responses", self.create),
             web.get("/v1/responses/{id}", self.get),
+            web.delete("/v1/responses/{id}", self.delete),
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
@@ -102,13 +105,7 @@ class ResponsesApi:
 
     async def get(self, request: web.Request) -> web.Response:
         """Return a stored response; NotFound `response_not_found` for any other."""
-        name = request.match_info["id"]
-        found = await self._found(name, request[TENANT])
-        if found is None:
-            raise NotFound(
-                f"no response {name[:160]!r}: it is unknown, was not stored, or has expired",
-                code="response_not_found",
-            )
+        found = await self._stored(request)
         turn, record = found.turns[-1], found.record
         options = ResponseOptions(
             kind="response",
@@ -118,6 +115,35 @@ class ResponsesApi:
             marks=marks_in(turn.asked),
         )
         return reply(ModelResponse(turn.job, options).kept(turn))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete a stored response with its session; Conflict where others were stored in that one.
+
+        The session's turns that are copies of another's do not count: what they are copies of stays.
+        """
+        found = await self._stored(request)
+        session = found.record.id
+        ran = await self._sessions.jobs(session)
+        turns = await self._sessions.turns(session)
+        if [turn.job for turn in turns if turn.job in ran] != [found.turns[-1].job]:
+            raise Conflict(
+                f"response {request.match_info['id'][:160]!r} is one of several of a conversation, which is deleted "
+                f"whole: DELETE /v1/sessions/{session}"
+            )
+        await self._sessions_api.erase(request, session)
+        gone = {"id": request.match_info["id"], "object": "response", "deleted": True}
+        return reply_json(gone)
+
+    async def _stored(self, request: web.Request) -> StoredResponse:
+        """Return the stored response that a path names; NotFound `response_not_found` if there is none."""
+        name = request.match_info["id"]
+        found = await self._found(name, request[TENANT])
+        if found is None:
+            raise NotFound(
+                f"no response {name[:160]!r}: it is unknown, was not stored, or has expired",
+                code="response_not_found",
+            )
+        return found
 
     async def _found(self, name: str, tenant: str) -> StoredResponse | None:
         session, unique = session_of_response(name)

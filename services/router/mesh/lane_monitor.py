@@ -11,6 +11,7 @@ from services.router import metrics
 from services.router.admission.controller import AdmissionController
 from services.router.admission.policy import CLASSES_OF, SESSIONS, request_families
 from services.router.mesh.lane_depths import LaneDepths
+from services.router.mesh.planned_costs import PlannedCosts
 
 USED_S = 60.0  # a family is watched for so long after its last job
 MOST_FAMILIES = 64
@@ -21,9 +22,15 @@ class LaneMonitor:
     """Reads families round by round: `read` each, then `end_round` removes the gauges of what was not read."""
 
     def __init__(
-        self, bus: Bus, admission: AdmissionController, depths: LaneDepths, partitions: int
+        self,
+        bus: Bus,
+        admission: AdmissionController,
+        depths: LaneDepths,
+        planned: PlannedCosts,
+        partitions: int,
     ) -> None:
         self._bus, self._admission, self._depths = bus, admission, depths
+        self._planned = planned
         self._requests = request_families(partitions)
         self._dead: set[Family] | None = (
             None  # families with dead letters; None before the first look
@@ -45,6 +52,7 @@ class LaneMonitor:
         lanes = await self._bus.lanes.states(family)
         workers = [w for w in await self._bus.workers.living(family) if not w.draining]
         metrics.WORKERS.labels(str(family)).set(len(workers))
+        self._planned.note(family, workers)
         letters = await DeadLetters(self._bus).count(family)
         metrics.DEAD_LETTERS.labels(str(family)).set(letters)
         if self._dead is not None:

@@ -146,6 +146,7 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode | None = None
     mmr: Diversity | None = None
     include_scores: bool = False
+    include_lists: bool = False
 
 
 class MoveShardBody(

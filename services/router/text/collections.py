@@ -128,7 +128,7 @@ def search(
         many, count, lists, vectors, body.k, body.filter, body.min_score, body.include_text,
         body.include_metadata, after=body.after, effort=_effort(body), budget_ms=body.time_budget_ms,
         mode=mode, texts=words, depth=_depth(body, mode), mmr=body.mmr, with_scores=body.include_scores,
-        partial=body.partial,
+        partial=body.partial, with_lists=body.include_lists,
     )  # fmt: skip
 
 

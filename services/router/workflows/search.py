@@ -68,6 +68,7 @@ def search_work(
         depth=ask.depth,
         mmr=ask.mmr,
         with_scores=ask.with_scores,
+        with_lists=ask.with_lists,
         alone=len(layout.numbers) == 1,
         following=ask.following,
     )
@@ -127,13 +128,16 @@ def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
     shown = [[row for result in results for row in result.shown] for results in shards]
     scores = [[row for result in results for row in result.scores] for results in shards]
     first, applied = shards[0][0], ",".join(results[-1].applied for results in shards)
+    report = _report([result.report for results in shards for result in results])
+    if report is not None and (scanned := _scanned(shards)):
+        report = msgspec.structs.replace(report, scanned=scanned)
     whole = SearchResult(
         shown=shown[0],
         scores=scores[0],
         applied=applied,
         path=first.path,
         mode=first.mode,
-        report=_report([result.report for results in shards for result in results]),
+        report=report,
         text_indexed=min(part.text_indexed for results in shards for part in results),
     )
     if len(shards) == 1:
@@ -166,6 +170,15 @@ def _report(reports: Sequence[SearchReport | None]) -> SearchReport | None:
         lists=sum(report.lists for report in known),
         quantizer=_quantizers(known),
     )
+
+
+def _scanned(shards: Sequence[Sequence[SearchResult]]) -> list[list[int]]:
+    """Return the lists that were read for each query, of the shard that read most."""
+    every = [
+        [lists for result in results if result.report for lists in result.report.scanned]
+        for results in shards
+    ]
+    return max(every, key=lambda scanned: sum(map(len, scanned)))
 
 
 def _quantizers(reports: Sequence[SearchReport]) -> str:

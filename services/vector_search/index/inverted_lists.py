@@ -18,7 +18,7 @@ from common import log
 from common.native.finder import find
 from services.vector_search.index import code_blocks, exact
 from services.vector_search.index.code_blocks import BLOCK
-from services.vector_search.index.native.sources import SCAN_LISTS
+from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2
 from services.vector_search.index.quantizer import (
     Bytes,
     CodeBits,
@@ -52,18 +52,24 @@ class _Layout(ctypes.Structure):
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    path: Path | None = find(SCAN_LISTS)
+    path = find(SCAN_LISTS) or find(SCAN_LISTS_AVX2)
     if path is None:
         return None
     try:
-        library = ctypes.CDLL(str(path))
+        return kernel_of(path)
     except OSError as error:
         _log.warning("kernels_not_loaded", library=str(path), why=str(error))
         return None
+
+
+def kernel_of(path: Path) -> Any:
+    """Return the kernel of a library; OSError if it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
     scan, candidates = library.spillway_scan_lists, library.spillway_list_candidates
     scan.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, *[_INT] * 5, *[_POINTER] * 3]
     candidates.argtypes = [_POINTER, _POINTER, _POINTER, *[_INT] * 4, *[_POINTER] * 3]
-    scan.restype = candidates.restype = None
+    library.spillway_nearest_lists.argtypes = [_POINTER, _POINTER, _INT, _INT, _POINTER]
+    scan.restype = candidates.restype = library.spillway_nearest_lists.restype = None
     return library
 
 
@@ -298,6 +304,18 @@ class InvertedLists:
         """Return the lists of each query, (queries, lists), the nearest first."""
         products = self.quantizer.rotated(queries) @ self.quantizer.centroids.T
         return self._order(products)
+
+    def scanned(self, queries: Floats, probes: int) -> Ints:
+        """Return the lists that a search of each query reads, (queries, probes), the nearest first."""
+        library = kernel()
+        if library is None:
+            return self.nearest_lists(queries)[:, :probes]
+        queries = np.ascontiguousarray(queries, np.float32)
+        found = np.empty((len(queries), min(probes, self.quantizer.lists)), np.int64)
+        library.spillway_nearest_lists(
+            ctypes.addressof(self._layout), queries.ctypes.data, *found.shape, found.ctypes.data
+        )
+        return found
 
     def _order(self, products: Floats) -> Ints:
         if self.quantizer.metric != "dot":

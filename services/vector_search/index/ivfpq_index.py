@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -272,7 +273,8 @@ class IvfpqIndex:
         view, covered = instant.view, lists.covered
         keep = view.live if instant.allowed is None else instant.allowed
         found, probes = self._enough(queries, k, view, keep, lists, way)
-        read = plan, plan.path, probes, lists.quantizer.version
+        scanned = partial(lists.scanned, queries, probes)
+        read = plan, plan.path, probes, lists.quantizer.version, scanned
         rows, scores = found.rows, found.scores
         if view.size > covered:
             mask = keep[covered : view.size].copy()

@@ -39,7 +39,7 @@ class Neighbours(NamedTuple):
     """Labels and scores of each query (rows of a matrix, or a list), best first, the plan, and the path that was gone.
 
     The path is the plan's, or "scan" where that did not find enough. Of each query so many `lists` were read, made by
-    the quantizer of this hash.
+    the quantizer of this hash; `scanned` names them, (queries, lists), the nearest first.
     """
 
     labels: list[Ints] | Ints
@@ -48,6 +48,7 @@ class Neighbours(NamedTuple):
     path: Path
     lists: int = 0
     quantizer: str = ""
+    scanned: Callable[[], Ints] | None = None
 
     @property
     def effort(self) -> Effort:

@@ -78,7 +78,7 @@ class ListsWorld:
             self.world.oracle.done += 1
 
     async def ask(self, query: Any) -> None:
-        body = {"vector": query.tolist(), "k": K}
+        body = {"vector": query.tolist(), "k": K, "include_lists": True}
         found = await self.world.must("POST", f"{self.world.path}/search", body)
         hits = {hit["id"]: hit["score"] for hit in found["data"]}
         assert len(hits) == K
@@ -90,6 +90,8 @@ class ListsWorld:
         told = found["search"]
         self.counts["searches"] += 1
         self.counts["by_lists"] += "lists" in told
+        assert ("lists" in told) == ("scanned" in told)
+        assert len(told.get("scanned", [[]])[0]) <= told.get("lists", 0)
         self.counts["by_several_quantizers"] += "," in told.get("quantizer", "")
 
     async def operate(self) -> None:

@@ -72,6 +72,18 @@ class Spillway:
         """Run a command to its end."""
         return self._done(words, data_dir, env, timeout)
 
+    def run_alone(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that has nothing to do with the data directory to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "cli.main", *words],
+            cwd=self.cwd,
+            env={**self.env, **env},
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=120,
+        )
+
     def _done(
         self,
         words: tuple[str, ...],

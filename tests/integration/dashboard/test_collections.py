@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.integration.dashboard.conftest import HOSTILE
 from tests.support.mesh import Mesh
@@ -225,6 +225,29 @@ def test_a_search_lights_its_hits(page: Page, made: Collections) -> None:
     page.get_by_role("button", name="Clear").click()
     expect(hits).to_have_count(0)
     expect(area).to_have_attribute("data-lit", "0")
+
+
+def test_the_lists_that_a_search_read_are_named(page: Page, made: Collections) -> None:
+    """By number, nearest first; of many lists the first, and how many more."""
+    made.open(page, "notes")
+    scanned: list[int] = []
+
+    def named(route: Route) -> None:
+        asked: Any = route.request.post_data_json
+        assert asked["include_lists"] is True
+        found = route.fetch().json()
+        assert "scanned" not in found["search"]  # it compares all chunks
+        route.fulfill(json={**found, "search": {**found["search"], "scanned": [scanned]}})
+
+    page.route("**/collections/notes/search", named)
+    for lists, told in (
+        ([7, 31, 2], "3 lists read, nearest first: 7, 31, 2"),
+        ([*range(30)], "22, 23 and 6 more"),
+    ):
+        scanned[:] = lists
+        page.get_by_label("Search for").fill("ships and rivers")
+        page.keyboard.press("Enter")
+        expect(page.locator(".map-panel .meta")).to_contain_text(told)
 
 
 def test_vectors_are_searched_by_a_document(page: Page, made: Collections) -> None:

@@ -38,7 +38,7 @@ class Observed(Mesh):
             self.add(service, "0", *sim)
         self.add("vector_search", "0", "--audit-s", "1")
         self.add("kv_store", "0")
-        self.url = self.address(self.add_router("0"))
+        self.url = self.address(self.add_router("0", "--planned-costs", "embed:1:8=0.005"))
         self.wait_ready(self.url)
         self.add_generator()
 

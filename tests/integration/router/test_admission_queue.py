@@ -86,7 +86,7 @@ async def _workflow(
     (job,) = await must(bus, new_job(REQUEST), left_s=600, classes=("gpu",))
     (lease,) = await hand.pull()
     assert lease.job == job.id
-    context = WorkflowContext(admission, bus, journal, None, None, 1, Layouts(bus))  # type: ignore[arg-type]
+    context = WorkflowContext(admission, bus, journal, None, None, 1, Layouts(bus), None)  # type: ignore[arg-type]
     return Workflow(context, lease, "t", 0)
 
 

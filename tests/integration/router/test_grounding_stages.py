@@ -231,8 +231,8 @@ async def test_both_stages_and_their_refusals(
     ]
     for retrieval, status, code in cases:
         for streamed in (False, True):
-            asked = {**grounded(name, retrieval=retrieval), "stream": streamed}
-            found, error, _ = await post(http, asked)
+            refused = {**grounded(name, retrieval=retrieval), "stream": streamed}
+            found, error, _ = await post(http, refused)
             assert (found, error["error"]["code"]) == (status, code), error
     assert len(model.works) == works
 

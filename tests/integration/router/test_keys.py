@@ -371,6 +371,7 @@ ROUTES = (
     ("GET", "/v1/requests/{r}/events"),
     ("GET", "/v1/requests/{r}/timeline"),
     ("GET", "/v1/responses/{r}"),
+    ("DELETE", "/v1/responses/{r}"),
     ("GET", "/v1/sessions/{r}"),
     ("POST", "/v1/sessions/{r}"),
     ("DELETE", "/v1/sessions/{r}"),

@@ -329,6 +329,38 @@ async def test_two_that_go_on_from_one_at_once_both_do(
     assert len({getattr(each, "session", {})["id"] for each in found}) == 2
 
 
+async def test_a_response_alone_in_its_session_is_deleted(
+    mesh: Mesh, http: aiohttp.ClientSession, client: openai.AsyncOpenAI, bus: Bus
+) -> None:
+    """It is gone with its session; one of several is refused, and what was copied from it stands without it."""
+
+    async def listed() -> bool:
+        async with http.get("/v1/sessions") as response:
+            return response.status == 200
+
+    store = mesh.add("kv_store", "responses")
+    first = await client.responses.create(model=NAME, input="one")
+    second = await client.responses.create(model=NAME, input="two", previous_response_id=first.id)
+    beside = await client.responses.create(model=NAME, input="three", previous_response_id=first.id)
+    try:
+        await until(listed, "kv_store is up")
+        for several in (first, second):
+            with pytest.raises(openai.ConflictError, match="DELETE /v1/sessions/"):
+                await client.responses.delete(several.id)
+        await client.responses.delete(beside.id)
+    finally:
+        store.stop()
+
+    for unknown in (beside.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.delete(unknown)
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        await client.responses.create(model=NAME, input="x", previous_response_id=beside.id)
+    assert await Sessions(bus).stored(getattr(beside, "session", {})["id"]) is None
+    assert (await client.responses.retrieve(first.id)).output_text == "one"
+    assert (await client.responses.retrieve(second.id)).output_text == "two"
+
+
 async def test_a_response_cut_short_is_incomplete(
     client: openai.AsyncOpenAI, model: Generator
 ) -> None:

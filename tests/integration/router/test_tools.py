@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import openai
 import pytest
 
 from common.wire.results import Piece
-from tests.support.mesh import ROOT, Mesh
+from tests.support.mesh import Mesh
 from tests.support.scripted_generator import Generator, Scene, generator, written
-from tests.support.tool_templates import DEMO, QWEN
+from tests.support.tool_templates import QWEN, write_model
 
 WRITES, BOUND = "tool-writer", "tool-bound"
 CITY: dict[str, Any] = {
@@ -51,12 +50,7 @@ async def writer(mesh: Mesh, tmp_path: Path) -> AsyncIterator[Generator]:
 @pytest.fixture(scope="module")
 def bound(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     """The model that ships with a template that knows tools; the list holds its running worker."""
-    directory = tmp_path_factory.mktemp("models") / BOUND
-    shutil.copytree(ROOT / "models/demo", directory)
-    (directory / "chat_template.jinja").write_text(DEMO)
-    config = json.loads((directory / "config.json").read_text())
-    config["spillway"]["name"] = BOUND
-    (directory / "config.json").write_text(json.dumps(config))
+    directory = write_model(tmp_path_factory.mktemp("models") / BOUND)
     flags = ("--device", "cpu", "--embed-model", "none", "--threads", "1", "--chat-dtype", "fp32")
     workers = [mesh.add("gpu_worker", "tools0", *flags, "--chat-model", str(directory))]
     mesh.wait_model(mesh.url, "generate")

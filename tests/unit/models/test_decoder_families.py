@@ -17,6 +17,7 @@ from bench.engine.stepping import Line, Scatter
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor
+from engine.models.decoders.compiled_decoder import PackedLinear, WeightKind, load_kernels
 from engine.models.decoders.rope import parse_rope
 from engine.models.decoders.rotary import frequencies
 
@@ -218,20 +219,16 @@ def test_bf16_agrees_with_transformers_in_bf16(tmp_path: Path, family: str) -> N
         assert agreement >= 0.9, f"greedy tokens agree on {agreement:.1%} of rows"
 
 
-def _rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return a matrix as int8 or int4 has it: 32 inputs of an output share a scale in bf16."""
-    out, into = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -into % 32)).view(out, -1, 32)
-    most = padded.gather(2, padded.abs().argmax(2, keepdim=True))
-    scale = (most.abs() / 127 if kind == "int8" else most / -8).bfloat16().float()
-    least, largest = (-127, 127) if kind == "int8" else (-8, 7)
-    codes = (padded / scale.where(scale != 0, 1)).round().clamp(least, largest)
-    return (codes * scale).view(out, -1)[:, :into]
+def _rounded(weight: torch.Tensor, kind: WeightKind) -> torch.Tensor:
+    """Return a matrix as int8 or int4 has it (`test_decoder_linear.py` says what that is)."""
+    kernels = load_kernels()
+    assert kernels is not None
+    return PackedLinear(kernels, weight, kind, threads=1).numbers()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_small_weights_are_rounded_as_said(tmp_path: Path, family: str, kind: str) -> None:
+def test_small_weights_are_rounded_as_said(tmp_path: Path, family: str, kind: WeightKind) -> None:
     """The logits are those of transformers with rounded weights, but for the rounding of activations to 8 bits."""
     chosen = {**random_models.settings(family, 3), "tie_word_embeddings": False}
     model = random_models.write(tmp_path, family, chosen)

@@ -82,8 +82,8 @@ _DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True)
 
 def _original(pre: str) -> tuple[dict[str, Any], Tokenizer]:
     """Return a tokenizer trained with what transformers does under a pre-tokenizer's name, its content and itself."""
-    if pre in {"gpt-2", "smollm", "qwen2"}:
-        content = _trained(_DIGITS if pre == "smollm" else _GPT2)
+    if pre in {"gpt-2", "olmo", "smollm", "refact", "qwen2"}:
+        content = _trained(_DIGITS if pre in {"smollm", "refact"} else _GPT2)
         return content, _qwen(content) if pre == "qwen2" else _of(content)
     whole_words = pre in {"llama-bpe", "tekken"}
     content = _trained(_cut(GGUF_PRE_TOKENIZER_SPLITS[pre]), whole_words=whole_words)
@@ -111,7 +111,7 @@ def _samples() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "smollm", "llama-bpe", "tekken", "qwen2", "dbrx", "gpt-4o"]
+    "pre", ["gpt-2", "olmo", "smollm", "refact", "llama-bpe", "tekken", "qwen2", "dbrx", "gpt-4o"]
 )
 def test_byte_level_tokenizers(tmp_path: Path, pre: str) -> None:
     """Ids and texts are those of the original under each name of a pre-tokenizer."""
@@ -290,7 +290,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a tensor's dimensions": (_tensor("output_norm.weight", 0, struct.pack(U32, 9)), "has 9 dimensions"),
     "a tensor's size": (_tensor("output_norm.weight", 4, HUGE), "beyond the end"),
     "no numbers": (_tensor("output_norm.weight", 4, struct.pack(U64, 0)), "has shape .0,.; expected multiples"),
-    "a type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 13)), "is Q5_K; expected F32"),
+    "a type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 11)), "is Q3_K; expected F32"),
     "an unknown type": (_tensor("blk.0.attn_q.weight", 20, struct.pack(U32, 999)), "is of type 999"),
     "an offset": (_tensor("blk.0.attn_q.weight", 24, HUGE), "beyond the end"),
     "one on another": (_tensor("blk.0.attn_q.weight", 24, struct.pack(U64, 0)), "on another"),

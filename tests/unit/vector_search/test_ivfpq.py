@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.native.finder import find
 from services.vector_search import snapshot
 from services.vector_search.collection_quantizer import CollectionQuantizer
 from services.vector_search.explanation import explain
 from services.vector_search.index import exact, inverted_lists
 from services.vector_search.index.index import Index
-from services.vector_search.index.inverted_lists import Coded, InvertedLists, code
+from services.vector_search.index.inverted_lists import Coded, InvertedLists, code, kernel_of
 from services.vector_search.index.lists_maintenance import lists_for
+from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2
 from services.vector_search.index.native_graph import graph_bytes
 from services.vector_search.index.quantizer import (
     USUAL,
@@ -72,13 +74,22 @@ def lists_of(metric: Metric, coding: Coding = USUAL) -> tuple[Floats, InvertedLi
     return rows, InvertedLists.empty(quantizer).with_more(coded, len(rows))
 
 
-@pytest.fixture(params=["kernel", "numpy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to scan, where this machine has both."""
-    if request.param == "numpy":
-        monkeypatch.setattr(inverted_lists, "kernel", lambda: None)
-    elif inverted_lists.kernel() is None:
+@cache
+def kernel_by(way: str) -> Any:
+    """The kernel for this processor ("kernel"), the one for those without AVX-512 ("avx2"), or none ("numpy")."""
+    if way == "numpy":
+        return None
+    path = find(SCAN_LISTS if way == "kernel" else SCAN_LISTS_AVX2)
+    if path is None:
         pytest.skip("this processor cannot run the kernel")
+    return kernel_of(path)
+
+
+@pytest.fixture(params=["kernel", "avx2", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All ways to scan, where this machine has them."""
+    found = kernel_by(request.param)
+    monkeypatch.setattr(inverted_lists, "kernel", lambda: found)
     return str(request.param)
 
 
@@ -199,9 +210,10 @@ def by_the_rule(lists: InvertedLists, coded: Coded, query: Floats, probes: int) 
     return found
 
 
+@pytest.mark.parametrize("build", ["kernel", "avx2"])
 @settings(max_examples=60, deadline=None)
 @given(
-    dimension=st.integers(1, 70),
+    dimension=st.integers(1, 70) | st.just(1040),
     count=st.integers(0, 700),
     lists=st.integers(1, 6),
     probes=st.integers(1, 6),
@@ -212,6 +224,7 @@ def by_the_rule(lists: InvertedLists, coded: Coded, query: Floats, probes: int) 
     seed=st.integers(0, 1000),
 )
 def test_the_kernel_keeps_to_its_rule(
+    build: str,
     dimension: int,
     count: int,
     lists: int,
@@ -226,8 +239,7 @@ def test_the_kernel_keeps_to_its_rule(
 
     Words and queries are small whole numbers, so that products are exact however they are added up.
     """
-    if inverted_lists.kernel() is None:
-        pytest.skip("this processor cannot run the kernel")
+    kernel = kernel_by(build)
     rng = np.random.default_rng(seed)
     subspaces, part = subspaces_of(dimension, bits)
 
@@ -250,7 +262,9 @@ def test_the_kernel_keeps_to_its_rule(
     made = InvertedLists.empty(quantizer).with_more(coded, count)
     keep = rng.random(count) < live
     queries = whole(3, dimension)
-    found = made.candidates(keep, queries, most, probes=probes, threads=2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(inverted_lists, "kernel", lambda: kernel)
+        found = made.candidates(keep, queries, most, probes=probes, threads=2)
 
     for i, query in enumerate(queries):
         right = by_the_rule(made, coded, query, probes)
@@ -295,6 +309,8 @@ def test_all_lists_and_all_rows_compared_is_exact_search(
     found = lists.query(view_of(rows), keep, queries, 10, probes=99, compared=400, threads=2)
 
     assert np.allclose(found.scores, near, rtol=1e-5, atol=1e-4)
+    assert np.array_equal(lists.scanned(queries, 3)[:, :1], lists.nearest_lists(queries)[:, :1])
+    assert (np.sort(lists.scanned(queries, 99)) == np.arange(quantizer.lists)).all()
     if dimension > 1:  # of one dimension many rows of length 1 are equal
         assert np.array_equal(found.rows, truth)
 
@@ -746,6 +762,10 @@ def test_a_shard_with_lists_reports_explains_and_opens_again(
     assert plain.report is not None
     assert (plain.path, plain.report.kind) == ("ivfpq", "ivfpq")
     assert plain.report.effort == one.stats()["effort"]
+    assert plain.report.scanned == []
+    named = one.search(ask(rows[:2], with_lists=True)).report
+    assert named is not None
+    assert [len(set(lists)) for lists in named.scanned] == [named.lists] * 2
     most = one.search(ask(rows[:1], budget_ms=60_000.0)).report
     assert most is not None
     assert (most.effort, most.fits) == (lists_for(2000 - 256), True)

@@ -112,6 +112,24 @@ def test_a_path_that_was_not_probed_is_learned_from_searches() -> None:
     assert cost.seconds(plan) == pytest.approx(0.002)
 
 
+def test_searches_that_end_later_where_little_time_is_left_are_promised_less() -> None:
+    """A search that only runs late when its budget is short of time is late within no margin that others teach."""
+    rng, cost, least = random.Random(3), SearchCost(), plans(1)[0]
+    cost.calibrate([(plan, true_s(plan)) for plan in plans(1)])
+    for _ in range(1500):
+        cost.observe(least, true_s(least) * rng.lognormvariate(0, 0.05))
+    kept = promised = 0
+    for _ in range(3000):
+        left_s = rng.uniform(1.0, 1.6) * true_s(least)
+        fit = largest_fitting([least], cost.at_most_s, left_s)
+        took_s = true_s(least) * (1.3 if rng.random() < 0.03 else 1.0)
+        cost.ended(fit, took_s)
+        kept, promised = kept + (fit.fits and took_s <= left_s), promised + fit.fits
+
+    assert promised > 500
+    assert kept / promised >= 0.99
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_99_of_100_budgets_are_kept(seed: int) -> None:
     """By an injected clock: random batches and budgets on a machine with noise, pauses and a slowdown of 2.5 times.
@@ -142,6 +160,8 @@ def test_99_of_100_budgets_are_kept(seed: int) -> None:
             plan = picker(ladder)
             took_s = run(plan, slowness)
             cost.observe(plan, took_s)
+            if picker.fit is not None:
+                cost.ended(picker.fit, took_s)
             assert picker.fit is not None
             if picker.fit.fits:
                 fitting, kept = fitting + 1, kept + (took_s <= budget_s)

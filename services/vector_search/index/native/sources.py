@@ -21,6 +21,13 @@ SCAN_LISTS = KernelSource(
     AVX512 | {"avx512vbmi", "avx512_vnni"},
     ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512vnni"),
 )
+# The same file for processors without AVX-512.
+SCAN_LISTS_AVX2 = KernelSource(
+    SCAN_LISTS.path,
+    frozenset({"avx2", "fma"}),
+    ("-march=x86-64-v3",),
+    ("-march=native", "-mno-avx512f"),
+)
 
 if __name__ == "__main__":
-    sys.exit(build_beside((TRAVERSE, SELECTION, SCAN_LISTS)))
+    sys.exit(build_beside((TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2)))

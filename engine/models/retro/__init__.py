@@ -1,0 +1,1 @@
+"""A small decoder that reads retrieved chunks through cross-attention, as RETRO does: network, database, generation."""

@@ -1,0 +1,1 @@
+"""The small model that reads retrieved chunks through cross-attention, and everything that makes and measures it."""

@@ -1,0 +1,80 @@
+"""The costs that a deployment's plan was made of, and by how much those of the workers differ from them now."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from common.cost.linear import LinearCost
+from common.errors import ConfigError
+from common.ids import Family
+from common.wire.registry import WorkerRecord
+from services.router import metrics
+
+DRIFT = 1.5  # a batch that takes so many times the planned seconds, or that part of them, is another machine's
+KINDS = ("embed", "rerank", "chat", "search")
+_PART = re.compile(r"([a-z]+):([0-9]{1,9}):([0-9]{1,9})=([0-9.]+(?:e[+-]?[0-9]{1,2})?)")
+
+
+class PlannedBatch(NamedTuple):
+    """A batch of a kind of work, of so many items and tokens, and the seconds that the plan reckons with."""
+
+    kind: str
+    items: int
+    tokens: int
+    seconds: float
+
+
+def parse_planned_costs(text: str) -> list[PlannedBatch]:
+    """Return the batches of a text, `kind:items:tokens=seconds` with commas between them; ConfigError if it is none."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _PART.fullmatch(part)
+        seconds = float(match[4]) if match and match[4].count(".") < 2 else 0.0
+        if not match or match[1] not in KINDS or not 0 < seconds < math.inf:
+            raise ConfigError(
+                f"SPILLWAY_PLANNED_COSTS holds {part[:80]!r}; expected kind:items:tokens=seconds, "
+                f"the kind one of {', '.join(KINDS)}, such as chat:1:480=0.2"
+            )
+        found.append(PlannedBatch(match[1], int(match[2]), int(match[3]), seconds))
+    return found
+
+
+class PlannedCosts:
+    """Compares the living workers' cost models with the plan's, one gauge a kind."""
+
+    def __init__(self, text: str) -> None:
+        """`text` is SPILLWAY_PLANNED_COSTS; ConfigError if it is none."""
+        self._batches = parse_planned_costs(text)
+        self._live: dict[str, dict[str, list[LinearCost]]] = {
+            each.kind: {} for each in self._batches
+        }
+
+    def note(self, family: Family, workers: Iterable[WorkerRecord]) -> None:
+        """Note the cost models of a family's workers as they are now, and set the gauge of its kind."""
+        if (families := self._live.get(family.kind)) is None:
+            return
+        each = [LinearCost(w.beta_s, w.alpha_items_s, w.alpha_tokens_s) for w in workers]
+        families[str(family)] = [cost for cost in each if any(cost)]
+        found = [row for row in self.compare() if row["kind"] == family.kind]
+        ratios = [row["ratio"] for row in found if row["ratio"] is not None]
+        gauge = metrics.PLANNED_COST_RATIO.labels(family.kind)
+        gauge.set(max(ratios, key=lambda ratio: abs(math.log(ratio)), default=math.nan))
+
+    def compare(self) -> list[dict[str, Any]]:
+        """Return planned and present seconds of each planned batch, the latter by the mean of the workers of its kind.
+
+        `live_s` and `ratio` are None of a kind that no worker has a cost model of.
+        """
+        return [self._compared(batch) for batch in self._batches]
+
+    def _compared(self, batch: PlannedBatch) -> dict[str, Any]:
+        costs = [cost for each in self._live[batch.kind].values() for cost in each]
+        live_s = ratio = None
+        if costs:
+            live_s = sum(cost.seconds(batch.items, batch.tokens) for cost in costs) / len(costs)
+            ratio = live_s / batch.seconds
+        drifted = ratio is not None and not 1 / DRIFT <= ratio <= DRIFT
+        return {**batch._asdict(), "live_s": live_s, "ratio": ratio, "drifted": drifted}
