@@ -148,8 +148,7 @@ class GroundedQuestions:
         _check_place(retrieval, specs[chat.model])
         if retrieval.interval == "auto":
             interval = await self._interval(caller, record, generator, encoder)
-            retrieval = msgspec.structs.replace(retrieval, interval=interval)
-            chat = msgspec.structs.replace(chat, retrieval=retrieval)
+            chat, retrieval = _every(chat, retrieval, interval)
         question = await self._question(caller, chat, specs[chat.model], encoder, record)
         family = self._bus.writes.search_family(record.id)
         fingerprint = (await self._cards.card(chat.model)).fingerprint
@@ -279,6 +278,14 @@ class GroundedQuestions:
         return await self._pool.run(
             partial(question_of, chat, spec, past, encoder, record.query_prompt, earlier, rewriter)
         )
+
+
+def _every(
+    chat: ChatRequest, retrieval: RetrievalOptions, interval: int
+) -> tuple[ChatRequest, RetrievalOptions]:
+    """Return a chat and its retrieval with that interval."""
+    retrieval = msgspec.structs.replace(retrieval, interval=interval)
+    return msgspec.structs.replace(chat, retrieval=retrieval), retrieval
 
 
 def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
