@@ -28,7 +28,7 @@ from models.retro.tokens import EncodedText
 
 INTERVALS = (64, 32, 16, 8)
 STALE = (0, 1, 2, 4, 8, 16, 32, 64)
-TEXTS, STORED = 24, 200
+TEXTS, STORED = 16, 200
 TOKENS = 320  # generated for each text
 LOWER = 0.95  # of the perplexity without retrieval
 MARGIN, GAIN = 0.01, 0.10  # pipelined against sequential, and both against one retrieval

@@ -8,6 +8,7 @@ attended to from the start, and its value begins as that token's own embedding. 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from engine.models.retro.network import (
     CrossAttention,
-    DecoderLayer,
     NeighbourLayer,
     RetroConfig,
     RetroNetwork,
@@ -47,16 +47,14 @@ def initialise(network: RetroNetwork, seed: int) -> None:
     reduce[0] = 0
     reduce[0, 0] = 1
     network.encoder.reduce.weight.copy_(reduce)
-    first, entry = network.layers[0], network.encoder.layers[0]
-    assert isinstance(first, DecoderLayer)
+    first, entry = network.blocks()[0], network.encoder.layers[0]
     assert isinstance(entry, NeighbourLayer)
     back = _look_back(config, first.attention, [None] * LOOKS_BACK, g)
     # The encoder's heads read of a token what the decoder's read of it, one token further back.
     reads = [_projection(config.dim, config.encoder_hidden, g), *(r @ reduce.T for r, _ in back)]
     reads[0][:, 0] = 0
     seen = _look_back(config, entry.attention, reads[:LOOKS_BACK], g)
-    for layer in network.layers:
-        assert isinstance(layer, DecoderLayer)
+    for layer in network.blocks():
         if layer.cross is not None:
             _follow(config, layer.cross, reduce, back, seen, g)
 
@@ -69,7 +67,7 @@ def _projection(rows: int, columns: int, g: torch.Generator) -> Tensor:
 def _look_back(
     config: RetroConfig,
     attention: SelfAttention,
-    reads: list[Tensor | None] | list[Tensor],
+    reads: Sequence[Tensor | None],
     g: torch.Generator,
 ) -> list[Read]:
     """Have head i look i + 1 tokens back; return what each reads and where it writes it."""

@@ -27,7 +27,8 @@ class CountedTokens:
             np.add.at(row, np.asarray(window, np.int64), 1)
         out *= self._weights
         norms = np.linalg.norm(out, axis=1, keepdims=True)
-        return out / np.maximum(norms, 1e-9)
+        vectors: Vectors = out / np.maximum(norms, 1e-9)
+        return vectors
 
 
 class EncodedText:

@@ -48,7 +48,7 @@ class RetroDecoder:
         turn = rotations(places, config.dim, config.theta)
         offsets = rotations(places - self._point, config.dim, config.theta)
         x, crossed = network.embed(ids), 0
-        for index, layer in enumerate(network.layers):
+        for index, layer in enumerate(network.blocks()):
             x = x + self._attend(index, layer.attention, x, turn)
             if layer.cross is not None and self._neighbours is not None:
                 found = self._neighbours

@@ -79,7 +79,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     scores = scores + torch.zeros_like(seen, dtype=scores.dtype).masked_fill(~seen, -math.inf)
-    return scores.softmax(-1).to(v.dtype) @ v
+    out: Tensor = scores.softmax(-1).to(v.dtype) @ v
+    return out
 
 
 class GatedFeedForward(nn.Module):
@@ -186,7 +187,7 @@ class NeighbourEncoder(nn.Module):
 
     def forward(self, embedded: Tensor, seen: Tensor) -> Tensor:
         """Return [n, tokens, encoder_hidden] of embedded tokens [n, tokens, hidden]."""
-        x = self.reduce(embedded)
+        x = self.reduce(embedded).to(embedded.dtype)
         turn = rotations(torch.arange(x.shape[1]), self.config.dim, self.config.theta)
         for layer in self.layers:
             x = layer(x, turn, seen)
@@ -194,7 +195,7 @@ class NeighbourEncoder(nn.Module):
         return out
 
 
-class DecoderLayer(nn.Module):
+class RetroLayer(nn.Module):
     """A layer of the decoder: attention, cross-attention where `cross` says so, feed-forward."""
 
     def __init__(self, config: RetroConfig, *, cross: bool) -> None:
@@ -225,9 +226,13 @@ class RetroNetwork(nn.Module):
         self.embed = nn.Embedding(config.vocabulary, config.hidden)
         self.encoder = NeighbourEncoder(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, cross=index in config.cross) for index in range(config.layers)
+            RetroLayer(config, cross=index in config.cross) for index in range(config.layers)
         )
         self.norm = nn.RMSNorm(config.hidden, config.eps)
+
+    def blocks(self) -> list[RetroLayer]:
+        """Return the decoder's layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, RetroLayer)]
 
     def encode(self, neighbours: Tensor) -> EncodedNeighbours:
         """Encode token ids [n, k, value] of n retrievals' neighbours; PAD fills what a document lacks."""
@@ -238,7 +243,7 @@ class RetroNetwork(nn.Module):
         keys = seen.clone()
         keys[:, 0] = True
         encoded = self.encoder(self.embed(flat), keys).view(n, k * tokens, -1)
-        pairs = [layer.cross.project(encoded) for layer in self.layers if layer.cross is not None]
+        pairs = [layer.cross.project(encoded) for layer in self.blocks() if layer.cross]
         return EncodedNeighbours(
             tuple(k for k, _ in pairs),
             tuple(v for _, v in pairs),
@@ -264,8 +269,8 @@ class RetroNetwork(nn.Module):
         offsets = rotations(torch.arange(interval) - 1, self.config.dim, self.config.theta)
         begin, end = first - 1, first - 1 + retrievals * interval
         crossed = 0
-        for layer in self.layers:
-            x = x + self._attend(layer, x, turn)
+        for layer in self.blocks():
+            x = x + self._attend(layer.attention, x, turn)
             if layer.cross is not None and encoded is not None:
                 k, v = encoded.keys[crossed], encoded.values[crossed]
                 crossed += 1
@@ -277,9 +282,7 @@ class RetroNetwork(nn.Module):
             x = x + layer.feed(x)
         return self.logits(x)
 
-    def _attend(self, layer: nn.Module, x: Tensor, turn: Turn) -> Tensor:
-        attention = layer.attention
-        assert isinstance(attention, SelfAttention)
+    def _attend(self, attention: SelfAttention, x: Tensor, turn: Turn) -> Tensor:
         q, k, v = attention.project(x, turn)
         tokens = x.shape[1]
         if tokens <= self.config.window:
