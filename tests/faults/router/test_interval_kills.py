@@ -11,7 +11,7 @@ import itertools
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -82,7 +82,8 @@ def replaced(mesh: Mesh) -> dict[str, int]:
     found: dict[str, int] = {}
     with mesh.redis.client() as client:
         for key in client.scan_iter("*:log:chat.*"):
-            events = [_delta(raw) for raw in client.lrange(key, 0, -1)]
+            log = cast("list[bytes]", client.lrange(key, 0, -1))
+            events = [_delta(raw) for raw in log]
             found[key.decode().split(":log:")[1]] = sum(len(one.applied) for one in events if one)
     return found
 

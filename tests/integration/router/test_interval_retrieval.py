@@ -289,8 +289,10 @@ async def test_a_cancelled_answer_ends_its_retrievals(
 
     def running() -> set[str]:
         with mesh.redis.client() as client:
-            keys = list(client.scan_iter("*:job:*"))
-            states = {key.decode(): client.hget(key, "state") for key in keys}
-        return {key for key, state in states.items() if state in {b"queued", b"running"}}
+            states = {
+                key.decode(): (client.hget(key, "state") or b"").decode()
+                for key in client.scan_iter("*:job:*")
+            }
+        return {key for key, state in states.items() if state in {"queued", "running"}}
 
     await until(lambda: not running(), "no job is left")
