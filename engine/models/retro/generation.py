@@ -20,7 +20,7 @@ from engine.models.retro.network import RetroNetwork
 Choose = Callable[[Tensor], int]
 
 
-class RetrievalNote(NamedTuple):
+class WindowRetrieval(NamedTuple):
     """One retrieval of a generation.
 
     Its neighbours took effect before token `token` of the text (the prompt's tokens included); its query ended `stale`
@@ -41,7 +41,7 @@ class GeneratedText:
     """The tokens generated, the prompt's left out, and the retrievals made for them, in order."""
 
     tokens: list[int] = field(default_factory=list)
-    retrievals: list[RetrievalNote] = field(default_factory=list)
+    retrievals: list[WindowRetrieval] = field(default_factory=list)
 
 
 class _Answer(NamedTuple):
@@ -142,7 +142,7 @@ class _Course:
         self._decoder.attend_to(torch.tensor([rows]))
         encoded = self._clock.perf_s() - waited
         self.found.retrievals.append(
-            RetrievalNote(
+            WindowRetrieval(
                 len(self._text), stale, answer.took_s, waited - began, encoded, answer.neighbours
             )
         )

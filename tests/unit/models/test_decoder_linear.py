@@ -90,7 +90,7 @@ def test_zeros_and_stored_halves() -> None:
             found = PackedLinear(kernels, weight.to(torch.bfloat16), kind, threads=1)(x)
             assert found[0].abs().max() == 0
             assert found[1, 3] == pytest.approx(192.0, rel=1 / 127)
-            assert found[1, :3].abs().max() == 0
+            assert found[1, :3].abs().max() < 1e-30  # int4: (1 - 1) times the least scale
 
 
 # What ggml's quantizer to Q4_K loses of such weights, rms relative to theirs: 4.5 bits, too (`spillway bench X2`).
@@ -129,6 +129,7 @@ def test_int4_of_odd_weights(seed: int, decades: float, mean: float, scale: floa
 
     off = (found.view(weight.shape) - weight).abs().amax(2)
     range_, most = weight.amax(2) - weight.amin(2), weight.abs().amax(2)
-    least = most.amax(1, keepdim=True) / 60 / 127  # of a scale, beside a row's largest
+    # Values are up to 24 scales apart; the least scale is 128 times smaller than that of the row's largest group.
+    least = most.amax(1, keepdim=True) / 120 / 128 * 12
     assert (off <= 0.2 * range_ + most / 10 + least).all()
     assert (found.view(weight.shape)[0, 2] == 0).all()

@@ -144,7 +144,7 @@ def test_citations_do_not_depend_on_the_pieces(answer: str, cuts: list[int]) -> 
 
 def test_citations_name_passages() -> None:
     """One marker may name several passages; unknown numbers and other brackets are no citations."""
-    answer = "It is so [1], and so [2, 3][9]. See [a], [1.5], [00001], [] and [ 2 ]."
+    answer = "It is so [1], and so [2, 3][9]. See [a], [1.5], [000001], [] and [ 2 ]."
 
     assert [(c.index, answer[slice(*c.at)]) for c in cited(answer, PAGES)] == [
         (1, "[1]"),
