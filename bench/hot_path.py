@@ -62,12 +62,17 @@ _INDEX = "services/vector_search/index"
 _SELECTION = tuple(
     f"{_INDEX}/{name}" for name in ("selection.py", "native/selection.cpp", "native/selection.h")
 )
+_SCHEDULES = tuple(
+    f"planner/{name}.py"
+    for name in ("rag_schema", "inventory", "stage_profile", "schedule_search", "execution")
+)
 
 PATHS: dict[str, tuple[str, ...]] = {
     "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
     "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
-    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": ("planner",), "G2M": ("planner/load_simulation.py", *_TALK),
+    "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": _SCHEDULES,
+    "G2M": ("planner/load_simulation.py", *_TALK),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,

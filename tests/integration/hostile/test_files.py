@@ -248,6 +248,28 @@ def test_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         _one_sentence(capsys.readouterr().err, expected)
 
 
+def test_schemas_and_inventories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A schema or an inventory that is none, aliases that would grow without end among them, is named in a sentence."""
+    files = {name: tmp_path / f"{name}.yaml" for name in ("schema", "inventory", "running")}
+    good = {
+        "schema": "stages: {prefix: {params: 1e9, tokens: 8}, decode: {params: 1e9, tokens: 8}}",
+        "inventory": "{chips: 2, hosts: 1, chip: XPU-A}",
+    }
+    bomb = "a: &a [1]\nb: &b [*a, *a]\nc: &c [*b, *b]\nstages: {prefix: *c, decode: *c}\n"
+    for name, path in files.items():
+        for other, text in good.items():
+            files[other].write_text(text)
+        asked = {**dict.fromkeys(good), name: None}
+        words = [word for each in asked for word in (f"--{each}", str(files[each]))]
+        for what in spoil(path):
+            assert cli.main(["plan", "deployment", *words]) == 2, what
+            _one_sentence(capsys.readouterr().err, path.name)
+        if name != "running":
+            path.write_text(bomb)
+            assert cli.main(["plan", "deployment", *words]) == 2
+            _one_sentence(capsys.readouterr().err, path.name)
+
+
 def test_results(tmp_path: Path) -> None:
     """A result file that is none is named when the tables are made from it."""
     page = "<!-- bench:E1 -->\nold\n<!-- /bench:E1 -->"
