@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -57,9 +57,9 @@ class MachineCandidate:
         encoder = "own encoder" if self.own_encoder else "encodes beside"
         return f"{self.writers} x {self.threads} threads, {encoder}, {self.running} at once"
 
-    def services(self, chat_model: str) -> list[PlannedService]:
-        """Return the services that run it, generating with a model."""
-        alone = {"SPILLWAY_CHAT_MODEL": chat_model, "SPILLWAY_MAX_RUNNING": str(self.running)}
+    def services(self, generates: Mapping[str, str]) -> list[PlannedService]:
+        """Return the services that run it; `generates` are the settings of the workers that generate: model, cache."""
+        alone = {**generates, "SPILLWAY_MAX_RUNNING": str(self.running)}
         alone |= {"SPILLWAY_EMBED_MODEL": "none"} if self.own_encoder else {}
         encoder = PlannedService(
             "gpu_worker", 1, "encoder", 1, device="cpu", settings={"SPILLWAY_CHAT_MODEL": "none"}

@@ -36,6 +36,8 @@ CAPACITY_S, HOLD_S, WARM_S = 45.0, 75.0, 8.0
 QUICK_S, QUICK_WARM_S = 4.0, 1.0
 TTFT_WITHIN, CAPACITY_WITHIN = 0.15, 0.20
 NEAR = 1.05  # capacities whose predictions are closer than this have no order
+# Room for all clients at once on the device, and no tier below it: nothing is moved while times are measured.
+_CACHE = {"SPILLWAY_KV_BYTES": str(256 << 20), "SPILLWAY_HOST_KV_BYTES": "0"}
 _MODEL = "llama-42m-demo-words"
 
 
@@ -106,7 +108,7 @@ def plan_of(
     """Return the plan of a candidate on this machine."""
     return DeploymentPlan(
         machine=machine,
-        services=candidate.services(str(model)),
+        services=candidate.services({"SPILLWAY_CHAT_MODEL": str(model), **_CACHE}),
         predicted=PlannedPerformance(ttft_s=ttft_s, qps=qps, binds="prefix"),
     )
 

@@ -16,7 +16,10 @@ from bench.document import BenchOptions, Body
 from bench.figures.targets import FIGURES
 from bench.suites import g2m
 from bench.workloads.machine_costs import Calibration, fitted, joined
+from cli.planned_services import PlannedServices, fingerprint
+from common.config import WorkerConfig
 from loadgen import arrivals
+from planner.deployment import read_plan, write_plan
 from planner.load_simulation import (
     LineCost,
     LoadSimulation,
@@ -106,6 +109,23 @@ def test_drawn_candidates_differ_in_all_three_decisions(seed: int, power: int, c
     assert len({each.running for each in chosen}) == 2
     assert chosen == draw(every, count, seed)
     assert all(each.writers * each.threads <= cores for each in every)
+
+
+def test_every_candidate_is_a_plan(tmp_path: Path) -> None:
+    """Its services are a plan that can be written, read and made into processes with their settings."""
+    for candidate in candidates([1, CORES], CORES):
+        plan = g2m.plan_of(candidate, fingerprint(), tmp_path, qps=1.0, ttft_s=0.1)
+        planned = PlannedServices(
+            read_plan(write_plan(plan), "plan.json"), "plan.json", {}, None, {}
+        )
+        encoders = [each for each in planned.replicas() if each.name == "encoder"]
+
+        assert plan.replicas("gpu_worker") == candidate.writers + candidate.own_encoder
+        assert len(encoders) == candidate.own_encoder
+        for each in plan.of_service("gpu_worker"):
+            config = planned.config(each)
+            assert isinstance(config, WorkerConfig)
+            assert config.chat_model == ("none" if each.name == "encoder" else str(tmp_path))
 
 
 def test_ranking_leaves_near_predictions_without_an_order() -> None:
