@@ -121,6 +121,7 @@ class ResponsesApi:
 
         The session's turns that are copies of another's do not count: what they are copies of stays.
         """
+        caller = self._receiver.context(request)
         found = await self._stored(request)
         session = found.record.id
         ran = await self._sessions.jobs(session)
@@ -130,7 +131,7 @@ class ResponsesApi:
                 f"response {request.match_info['id'][:160]!r} is one of several of a conversation, which is deleted "
                 f"whole: DELETE /v1/sessions/{session}"
             )
-        await self._sessions_api.erase(request, session)
+        await self._sessions_api.erase(request, caller, session)
         gone = {"id": request.match_info["id"], "object": "response", "deleted": True}
         return reply_json(gone)
 

@@ -172,9 +172,9 @@ class SessionsApi:
         """Delete a session with everything run for it; the response says what was removed and searched."""
         return reply(await self._of_one(request, "delete", deleted=True))
 
-    async def erase(self, request: web.Request, session: str) -> None:
+    async def erase(self, request: web.Request, caller: RequestContext, session: str) -> None:
         """Delete a session of the caller's with everything run for it, for a request about something in it."""
-        await self._work(request, self._receiver.context(request), "delete", session=session)
+        await self._work(request, caller, "delete", session=session)
 
     async def load(self, request: web.Request) -> web.Response:
         """Make a session of an exported document; `?model=` names another model than the document's."""
