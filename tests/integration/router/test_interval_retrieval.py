@@ -214,12 +214,13 @@ async def test_a_retrieval_that_finds_nothing_keeps_the_passages(
     http: aiohttp.ClientSession, model: Generator, pages: str
 ) -> None:
     """Documents that are deleted meanwhile are found no more; a collection that is gone leaves the passages, too."""
-    gone = asyncio.Event()
+    found, gone = asyncio.Event(), asyncio.Event()
 
     async def script(scene: Scene) -> None:
         await scene.text("w" * 8)
         first = await scene.extended(1, at=8)
         assert first.changes
+        found.set()
         await gone.wait()
         await scene.text("x" * 8)  # the third query knows these
         await scene.extended(2, at=16)
@@ -231,7 +232,7 @@ async def test_a_retrieval_that_finds_nothing_keeps_the_passages(
 
     model.script = script
     asked = asyncio.create_task(post(http, scripted(pages)))
-    await until(lambda: model.works, "the answer begins")
+    await until(found.is_set, "the first retrieval took effect")
     path = f"/v1/collections/{pages}/documents/delete"
     assert (await post(http, {"ids": list(DOCUMENTS)}, path))[0] == 200
     gone.set()
@@ -272,6 +273,8 @@ async def test_a_cancelled_answer_ends_its_retrievals(
 ) -> None:
     """Whoever leaves in mid-answer leaves no job behind."""
 
+    began = asyncio.Event()
+
     async def talks(scene: Scene) -> None:
         number = 0
         while not scene.stopped:
@@ -279,11 +282,12 @@ async def test_a_cancelled_answer_ends_its_retrievals(
             await scene.text("on and o")
             if number < 3:
                 await scene.extended(number, at=8 * number)
+                began.set()
             await asyncio.sleep(0.02)
 
     model.script = talks
     asked = asyncio.create_task(post(http, scripted(pages, max_tokens=900)))
-    await until(lambda: model.works, "the answer begins")
+    await until(began.is_set, "the first retrieval took effect")
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
 
