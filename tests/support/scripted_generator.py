@@ -103,13 +103,19 @@ class Scene:
 
         fresh = [msgspec.structs.replace(piece, at=self.index) for piece in pieces]
         self.pieces += fresh
-        data = encode(Delta(pieces=self.pieces if fold else fresh))
-        event = Event(index=self.index, kind="progress", data=data)
+        await self._log(Delta(pieces=self.pieces if fold else fresh), fold=fold)
+
+    async def _log(self, delta: Delta | None, *, fold: bool = False) -> None:
+        """Log what there is, or nothing, and learn whether the job was stopped."""
+        events = {}
+        if delta is not None:
+            event = Event(index=self.index, kind="progress", data=encode(delta))
+            events[self.lease.job] = event
         self.consumer.incarnation.heartbeat.working(60)
         self.stopped = self.lease.job in await self.consumer.outbox.emit(
-            [self.lease], {self.lease.job: event}, fold=fold
+            [self.lease], events, fold=fold
         )
-        self.index += 1
+        self.index += len(events)
 
     async def text(self, text: str, choice: int = 0, *, finish: str | None = None) -> None:
         """Emit one piece, a token a byte."""
@@ -117,24 +123,20 @@ class Scene:
         await self.say(Piece(at=0, choice=choice, tokens=tokens, text=text, finish=finish))  # type: ignore[arg-type]
 
     async def extended(self, number: int, *, at: int) -> Extend:
-        """Wait for the extension `number` of the prompt, and log that it takes effect after `at` tokens."""
-        while True:
+        """Wait for the extension `number` of the prompt, and log that it takes effect after `at` tokens.
+
+        A job that is stopped meanwhile gets one without a change, as nothing is logged any more.
+        """
+        while not self.stopped:
             state = await self.consumer.bus.control.state(self.lease.job)
-            found = [each for each in state.extensions if each.number == number]
-            if found:
-                break
-            self.consumer.incarnation.heartbeat.working(60)
+            for extension in state.extensions:
+                if extension.number == number:
+                    self.applied.append(Applied(at, extension, at=self.index))
+                    await self._log(Delta(pieces=[], applied=self.applied[-1:]))
+                    return extension
+            await self._log(None)
             await asyncio.sleep(0.01)
-        applied = Applied(at, found[0], at=self.index)
-        event = Event(
-            index=self.index,
-            kind="progress",
-            data=encode(Delta(pieces=[], applied=[applied])),
-        )
-        await self.consumer.outbox.emit([self.lease], {self.lease.job: event})
-        self.applied.append(applied)
-        self.index += 1
-        return found[0]
+        return Extend(number)
 
     async def end(self) -> None:
         """Finish with the counts of what was said; a turn with the answer and its tokens."""

@@ -273,8 +273,6 @@ async def test_a_cancelled_answer_ends_its_retrievals(
 ) -> None:
     """Whoever leaves in mid-answer leaves no job behind."""
 
-    began = asyncio.Event()
-
     async def talks(scene: Scene) -> None:
         number = 0
         while not scene.stopped:
@@ -282,12 +280,11 @@ async def test_a_cancelled_answer_ends_its_retrievals(
             await scene.text("on and o")
             if number < 3:
                 await scene.extended(number, at=8 * number)
-                began.set()
             await asyncio.sleep(0.02)
 
     model.script = talks
     asked = asyncio.create_task(post(http, scripted(pages, max_tokens=900)))
-    await until(began.is_set, "the first retrieval took effect")
+    await until(lambda: model.works, "the answer begins")
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
 
