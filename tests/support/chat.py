@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -21,6 +23,17 @@ async def post(
 ) -> tuple[int, Any, Any]:
     async with http.post(path, json=body, headers=headers) as response:
         return response.status, await response.json(), response.headers
+
+
+async def stored(http: aiohttp.ClientSession, texts: Mapping[str, str]) -> str:
+    """Return a new collection of documents: a text for each id."""
+    name = f"p{uuid.uuid4().hex[:12]}"
+    assert (await post(http, {"name": name}, "/v1/collections"))[0] == 201
+    documents = [{"id": key, "text": text} for key, text in texts.items()]
+    path = f"/v1/collections/{name}/documents"
+    status, told, _ = await post(http, {"documents": documents}, path)
+    assert status == 200, told
+    return name
 
 
 def frames_of(raw: bytes) -> list[tuple[str, Any]]:

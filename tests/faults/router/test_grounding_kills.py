@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.integration.router.test_grounding import DOCUMENTS, cite, grounded, new_session
-from tests.support.chat import frames_of, post, stream, text_of
+from tests.support.chat import frames_of, post, stored, stream, text_of
 from tests.support.mesh import Mesh, Process
 from tests.support.scripted_generator import NAME, Generator, Scene, generator
 
@@ -45,12 +45,7 @@ async def model(own: Mesh, http: aiohttp.ClientSession) -> AsyncIterator[Generat
 
 @pytest.fixture
 async def pages(http: aiohttp.ClientSession) -> str:
-    name = f"p{uuid.uuid4().hex[:12]}"
-    assert (await post(http, {"name": name}, "/v1/collections"))[0] == 201
-    documents = [{"id": key, "text": text} for key, text in DOCUMENTS.items()]
-    path = f"/v1/collections/{name}/documents"
-    assert (await post(http, {"documents": documents}, path))[0] == 200
-    return name
+    return await stored(http, DOCUMENTS)
 
 
 async def _get(http: aiohttp.ClientSession, path: str) -> tuple[int, Any]:

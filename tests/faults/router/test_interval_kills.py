@@ -20,7 +20,7 @@ from common.wire.message import BadMessage, decode
 from common.wire.results import Delta, Event
 from tests.faults.router.test_grounding_kills import halt, jobs, over
 from tests.integration.router.test_interval_retrieval import DOCUMENTS, grounded
-from tests.support.chat import post
+from tests.support.chat import post, stored
 from tests.support.mesh import Mesh, Process
 from tests.support.waiting import until
 
@@ -53,12 +53,7 @@ async def http(own: Writing) -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def pages(http: aiohttp.ClientSession) -> str:
-    name = f"p{uuid.uuid4().hex[:12]}"
-    assert (await post(http, {"name": name}, "/v1/collections"))[0] == 201
-    documents = [{"id": key, "text": text} for key, text in DOCUMENTS.items()]
-    path = f"/v1/collections/{name}/documents"
-    assert (await post(http, {"documents": documents}, path))[0] == 200
-    return name
+    return await stored(http, DOCUMENTS)
 
 
 def asked(pages: str, number: int) -> dict[str, Any]:

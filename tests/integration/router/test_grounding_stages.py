@@ -17,7 +17,7 @@ from tests.integration.router.test_grounding import (
     prompt_of,
 )
 from tests.support import encoder_models
-from tests.support.chat import post, stream
+from tests.support.chat import post, stored, stream
 from tests.support.mesh import Mesh
 from tests.support.scripted_generator import NAME, Generator, Scene, generator
 
@@ -58,16 +58,6 @@ def ranker(own: Mesh) -> str:
     own.add("gpu_worker", "ranker", "--device", "cpu", "--threads", "1", *flags)
     own.wait_model(own.url, "rerank")
     return RANKER
-
-
-async def stored(http: aiohttp.ClientSession, documents: dict[str, str]) -> str:
-    """Return a collection of documents; the sim encoder finds a text by its own words."""
-    name = f"c{abs(hash(tuple(documents))) % 10**9}"
-    await post(http, {"name": name}, "/v1/collections")
-    rows = [{"id": key, "text": text} for key, text in documents.items()]
-    path = f"/v1/collections/{name}/documents"
-    assert (await post(http, {"documents": rows}, path))[0] == 200
-    return name
 
 
 def writes(text: str) -> Any:
