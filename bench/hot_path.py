@@ -47,10 +47,18 @@ _NO_SEARCH = (
     *_but("common", "wire/search", "bus/writes"),
 )
 _NO_CHAT = (
-    *_but("services/router/http", "chat", "completions", "generations", "grounded"),
-    *_but("services/router/http", "sessions", "session_pages", "session_turns"),
-    *_but("services/router/workflows", "grounded", "retrieve", "session_history"),
-    *_but("services/router/text", "chats", "completions", "generations", "grounded", "rewrites"),
+    *_but("services/router/http", "chat", "completions", "generations", "grounded", "responses"),
+    *_but("services/router/http", "sessions", "session_pages", "session_turns", "tokenizing"),
+    *_but("services/router/responses", "answer_format", "answer_sources", "model_response"),
+    *_but("services/router/responses", "tool_calls"),
+    *_but("services/router/workflows", "grounded", "interval_retrieval", "retrieve"),
+    *_but("services/router/workflows", "session_history"),
+    *_but("services/router/text", "chats", "completions", "generation_bodies", "generations"),
+    *_but("services/router/text", "grounded", "intervals", "passages", "pool", "quotes"),
+    *_but("services/router/text", "response_format", "responses", "rewrites", "templates"),
+    *_but("services/router/text", "tokenizing", "tools"),
+    *_but("services/router", "mesh/planned_costs"),
+    *_but("common", "bus/control", "wire/control", "wire/retrievals", "wire/sessions"),
 )
 _NO_HOMES = _but("engine/decoder/offload", "homes", "probes")
 _TEXTS = (*_EMBED, *_NO_SEARCH, *_NO_CHAT)
