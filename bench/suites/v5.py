@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
+from bench.partial import Partial
 from bench.peak import Peak, still_blocks
 from bench.simulation.scale_out import network_s, over_machines
 from bench.workloads import search_sets
@@ -58,7 +59,7 @@ THESIS = (
 )
 
 
-class Levels(NamedTuple):
+class Levels(msgspec.Struct, frozen=True):
     """What one set reached: the share of predictions within 0.85, plan / best at worst, E[N] off at worst, minutes."""
 
     data: str
@@ -67,6 +68,21 @@ class Levels(NamedTuple):
     plan: float
     codes: float
     minutes: float
+
+
+class TunedSet(msgspec.Struct):
+    """What one set gave: its levels, and what its part of the row shows."""
+
+    levels: Levels
+    tables: list[dict[str, Any]]
+    samples: dict[str, Any]
+    notes: list[str]
+
+
+class TunedSets(msgspec.Struct):
+    """The sets measured so far, by name."""
+
+    sets: dict[str, TunedSet] = {}
 
 
 class Measured(NamedTuple):
@@ -107,15 +123,19 @@ class BuiltSetting(NamedTuple):
         ef = self.predicted.setting.effort if self.predicted.setting.kind == "graph" else None
         return self.built.search(queries, K, effort=ef, remember=False)
 
-    def measured(self, sample: Sample, taken: Seconds) -> Measured:
-        """Return what searches whose seconds are `taken` (rounds, queries) do, and what they find."""
+    def measured(self, sample: Sample, taken: Seconds, counted: Floats) -> Measured:
+        """Return what searches whose seconds are `taken` (rounds, queries) do, and what they find.
+
+        The codes that a search reads are counted over the queries `counted`: more than are timed, since a few lists
+        of very unlike sizes need many queries for a mean.
+        """
         queries = sample.queries
         near = np.array([
             self.search(queries[i : i + 1]).labels[0] for i in range(len(queries))
         ])  # fmt: skip
         codes = expected = 0.0
         if self.lists is not None:
-            order = self.lists.nearest_lists(queries)[:, : self.lists.probes]
+            order = self.lists.nearest_lists(counted)[:, : self.lists.probes]
             codes = float(self.lists.sizes[order].sum(axis=1).mean())
             expected = expected_codes(self.lists.sizes.tolist(), self.lists.probes)
         same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
@@ -127,12 +147,22 @@ class BuiltSetting(NamedTuple):
 
 def run(options: BenchOptions) -> Body:
     """Tune each set for three goals (quick: one of 20,000 rows), and measure what the exploration tried."""
-    body, levels = Body(), []
+    partly = Partial(options, TunedSets)
+    sets = partly.kept.sets
     for shape in (SMALL,) if options.quick else SHAPES:
-        if options.only in search_sets.name_of(shape):
+        name = search_sets.name_of(shape)
+        if options.only in name and name not in sets and partly.begins():
             rows = search_sets.search_set(shape, options.seed, options.setup_dir / "data")
-            levels.append(_tuned(body, rows, options))
-    _levels(body, levels)
+            part = Body()
+            levels = _tuned(part, rows, options)
+            sets[name] = TunedSet(levels, part.tables, part.samples, part.notes)
+            partly.save()
+    body = Body(left=partly.left)
+    for each in sets.values():
+        body.tables += each.tables
+        body.samples |= each.samples
+        body.notes += each.notes
+    _levels(body, [each.levels for each in sets.values()])
     _thesis(body)
     return body
 
@@ -267,8 +297,10 @@ def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> Measure
     first, *others = (np.vstack(each) for each in zip(*kept, strict=True))
     now_s, known = SearchTimes.of(first).mean_s, Known(files.directory).all().calibration
     pace = known.reference_s / now_s
+    counted = np.ascontiguousarray(rows.queries, np.float32)
     settings = [
-        each.measured(sample, pace * taken) for each, taken in zip(built, others, strict=True)
+        each.measured(sample, pace * taken, counted)
+        for each, taken in zip(built, others, strict=True)
     ]
     return MeasuredSettings(settings, pace, dropped)
 
