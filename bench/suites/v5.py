@@ -220,7 +220,12 @@ def _tuned(body: Body, rows: SearchSet, options: BenchOptions) -> Levels:
     good = [each for each in measured if each.ratio >= 0.85]
     off = [abs(each.expected / each.codes - 1) for each in measured if each.codes]
     return Levels(
-        rows.name, count, len(good) / max(len(measured), 1), plan, max(off, default=0.0), minutes
+        rows.name,
+        count,
+        len(good) / max(len(measured), 1),
+        float(plan),
+        float(max(off, default=0.0)),
+        minutes,
     )
 
 
@@ -231,13 +236,13 @@ def _samples(found: Exploration, measured: Sequence[Measured], minutes: float) -
         "settings": [
             {
                 "setting": _told(each.predicted.setting),
-                "predicted_qps": each.predicted.qps,
-                "qps": each.qps,
-                "predicted_p99_s": each.predicted.p99_s,
-                "p99_s": each.p99_s,
+                "predicted_qps": float(each.predicted.qps),
+                "qps": float(each.qps),
+                "predicted_p99_s": float(each.predicted.p99_s),
+                "p99_s": float(each.p99_s),
                 "recall": each.recall,
                 "codes": each.codes,
-                "expected_codes": each.expected,
+                "expected_codes": float(each.expected),
             }
             for each in measured
         ],
