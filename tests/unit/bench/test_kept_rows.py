@@ -13,7 +13,8 @@ from bench.engine.page_splits import SplitCounts
 from bench.mesh.memory_groups import GroupUse
 from bench.partial import Partial
 from bench.peak import Speed
-from bench.suites import f5, f6, p3, p4
+from bench.suites import f5, f6, p3, p4, v5
+from bench.workloads.search_sets import name_of
 from chaos.f5 import LIMITS, LoadMemory
 from chaos.f5_pages import BUDGETS
 from chaos.memory_watch import MeshMemory
@@ -37,6 +38,37 @@ def test_what_is_kept_is_gone_on_with(tmp_path: Path) -> None:
     path.write_bytes(b"\xc1")
     with pytest.raises(msgspec.DecodeError):
         Partial(BenchOptions(partial=path), p4.SplitsKept)
+
+
+def test_a_set_that_was_tuned_is_not_tuned_again(tmp_path: Path) -> None:
+    """A row is judged by all sets that are kept, and says how many are left where there is no time for them."""
+    path = tmp_path / "V5.partial"
+    *some, last = map(name_of, v5.SHAPES)
+    first = Partial(BenchOptions(partial=path), v5.TunedSets)
+    for name in some:
+        levels = v5.Levels(name, 200_000, 0.95, 0.99, 0.02, 3.0)
+        table = {"title": f"{name}: plans", "columns": ["goal"], "rows": [["0.80"]]}
+        first.kept.sets[name] = v5.TunedSet(levels, [table], {name: {"minutes": 3.0}}, [name])
+    first.save()
+    options = BenchOptions(partial=path, minutes=-1.0)
+    body = v5.run(options)
+
+    assert (body.left, set(body.met.values())) == (1, {"goal"})
+    assert [table["title"] for table in body.tables[: len(some)]] == [
+        f"{name}: plans" for name in some
+    ]
+    slow = v5.Levels(last, 1_000_000, 0.95, 0.94, 0.02, 41.0)
+    first.kept.sets[last] = v5.TunedSet(slow, [], {}, [])
+    first.save()
+    body = v5.run(options)
+
+    assert body.left == 0
+    assert body.met == {
+        "predictions": "goal",
+        "plan / best": "missed",
+        "E[N]": "goal",
+        "minutes": "missed",
+    }
 
 
 def test_a_quad_does_not_know_who_came_first() -> None:
