@@ -28,6 +28,7 @@ from common.config import (
 )
 from common.devices import detect, lanes, torch_version, within_reach
 from common.errors import ConfigError
+from common.host_address import channel_kind
 from common.placement import overflow_workers, place, place_host
 
 REDIS, REDIS_PAGES = "redis", "redis-pages"
@@ -237,7 +238,11 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
         chat=chat,
         lanes=lanes(machine, overflow=config.overflow_workers != 0),
         overflow_workers=overflow_workers(machine, config.overflow_workers),
-        host_helper=bool(worker.host_socket) and worker.host_attention != "off",
+        host_helper=(
+            bool(worker.host_socket)
+            and channel_kind(worker.host_socket) == "unix"  # else it runs on another machine
+            and worker.host_attention != "off"
+        ),
         planned=planned,
     )
 

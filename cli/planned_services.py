@@ -41,7 +41,16 @@ CONFIGS: Mapping[ServiceName, type[Common]] = {
 }
 # Where a replica lies and is reached is the supervisor's to say.
 NOT_PLANNED = frozenset(
-    {"data_dir", "redis_url", "pages_url", "port", "health_port", "replica", "config"}
+    {
+        "data_dir",
+        "redis_url",
+        "pages_url",
+        "port",
+        "health_port",
+        "replica",
+        "config",
+        "host_secret",
+    }
 )
 _FILE_BYTES = 1 << 20
 

@@ -16,7 +16,7 @@ from common.log import mask
 
 _INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 # Shown by `ps` to every user of the machine, so they come from the environment or the file only.
-SECRET_FIELDS = frozenset({"redis_url", "pages_url"})
+SECRET_FIELDS = frozenset({"redis_url", "pages_url", "host_secret"})
 C = TypeVar("C", bound=Common)
 _SHOWN = 500
 

@@ -121,8 +121,10 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
-    # Where a gpu_worker and the helper beside it (role host) meet, from the data directory on; "": there is none.
+    # Where a gpu_worker and its helper (role host) meet: the path of a Unix socket, from the data directory on, or
+    # tcp://HOST:PORT, where both prove that they know the secret; "": there is no helper.
     host_socket: str = ""
+    host_secret: str = ""
     eviction: Eviction = "spillway"
     page_publish: PagePublish = "selective"
     page_form: PageForm = "exact"

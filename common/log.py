@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from common.config import Common
 
-_SECRET_NAMES = frozenset({"authorization", "password", "secret", "api_key", "token_secret"})
+_SECRET_NAMES = frozenset(
+    {"authorization", "password", "secret", "api_key", "token_secret", "host_secret"}
+)
 _SECRET_TEXT = re.compile(r"(sk-sw-[A-Za-z0-9]+-)[A-Za-z0-9_-]+|(://[^:/@\s]*:)[^@\s]+(?=@)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,20 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import ROOT
+from common.host_address import ChannelKind, HelperAddress
 
 _LIMIT_S = 60.0
+_SECRET = "known to both sides alone"  # noqa: S105 - of measurements and tests
+
+
+def local_address(kind: ChannelKind, folder: Path) -> HelperAddress:
+    """Return an address on this machine: a socket in a folder, or a port that is free."""
+    if kind == "unix":
+        return HelperAddress(str(folder / "host.sock"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return HelperAddress("", "127.0.0.1", free.getsockname()[1], _SECRET)
 
 
 @contextmanager
-def helper_process(socket: Path, data_dir: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a `cpu_worker --role host`."""
+def helper_process(
+    address: HelperAddress, data_dir: Path, *flags: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a `cpu_worker --role host` for the gpu_worker at an address."""
     made = subprocess.Popen(
         [
-            sys.executable, "-m", "services.cpu_worker", "--role", "host", "--host-socket", str(socket),
+            sys.executable, "-m", "services.cpu_worker", "--role", "host", "--host-socket", str(address),
             "--data-dir", str(data_dir), *flags,
         ],
-        cwd=ROOT, env={**os.environ, "SPILLWAY_LOG_FORMAT": "json"}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "SPILLWAY_LOG_FORMAT": "json", "SPILLWAY_HOST_SECRET": address.secret},
     )  # fmt: skip
     try:
         yield made

@@ -13,6 +13,7 @@ import msgspec
 
 from bench.engine import exactness, random_models
 from common.cost.step import Step
+from common.host_address import HelperAddress
 from common.pages.identity import page_ids, root_id
 from common.types.generation import SamplingParams
 from engine.decoder.capacity import DecoderCapacity
@@ -95,8 +96,10 @@ class HomeCounts(NamedTuple):
     excused: int = 0
 
 
-def sides(kind: str, directory: Path, host_socket: str = "", device: str = "cpu") -> HomeSides:
-    """Write a small model of a kind ("family dtype") and load both executors, one for helpers at a socket if given."""
+def sides(
+    kind: str, directory: Path, helper: HelperAddress | None = None, device: str = "cpu"
+) -> HomeSides:
+    """Write a small model of a kind ("family dtype") and load both executors, one for helpers at an address."""
     family, dtype = kind.split()
     random_models.write(directory, family, random_models.windowed(family, 2))
     alone = TorchExecutor.load(
@@ -105,7 +108,7 @@ def sides(kind: str, directory: Path, host_socket: str = "", device: str = "cpu"
     each = sum(alone.shape.page_bytes)
     executor = TorchExecutor.load(
         str(directory), device=device, dtype=dtype, threads=1, kv_bytes=PAGES * each,
-        host_bytes=HOST_PAGES * each, host_threads=1, host_socket=host_socket,
+        host_bytes=HOST_PAGES * each, host_threads=1, helper=helper,
     )  # fmt: skip
     return HomeSides(executor, measure_stages(executor, 64, 4), alone)
 

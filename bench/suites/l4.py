@@ -19,6 +19,7 @@ from bench.pairs import Blocks, measure_pairs
 from bench.suites.engine_pairs import told
 from common.devices import detect, show_cores
 from common.errors import ConfigError
+from common.host_address import HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
 from engine.decoder.executor.host_attention import HostAttentionThread, HostSubBatch
@@ -160,10 +161,10 @@ def _helper_pairs(
     out, layers = torch.empty(shape.sequences, shape.heads, shape.dim), len(pool.layers)
     own = HostAttentionThread(kernels, _spec(shape), [pool], threads=threads)
     with tempfile.TemporaryDirectory(prefix="spillway-l4-") as folder:
-        socket = Path(folder) / "host.sock"
-        attention = helped(own, str(socket), _spec(shape), [pool], pool.segment, threads=threads)
+        address = HelperAddress(str(Path(folder) / "host.sock"))
+        attention = helped(own, address, _spec(shape), [pool], pool.segment, threads=threads)
         attention.patience_s = _PATIENCE_S
-        with helper_process(socket, Path(folder), "--host-cores", show_cores(detect().cores)):
+        with helper_process(address, Path(folder), "--host-cores", show_cores(detect().cores)):
             wait_until(lambda: attention.listener.channel)
             blocks = measure_pairs(
                 partial(_attend_elsewhere, attention.plan(queries), layers, joined, out),

@@ -12,8 +12,9 @@ import msgspec
 from common import log
 from common.bus import Bus, BusDown, keys
 from common.bus.connection import BusFull
-from common.config import Common
+from common.config import Common, WorkerConfig
 from common.devices import detect
+from common.host_address import channel_kind
 from common.process_identity import here
 from common.redis.replies import hash_of
 from common.wire.message import decode, encode
@@ -24,14 +25,20 @@ LIVE_S = 7.0  # a process that has not spoken for so long is not counted
 KEPT_S = 600.0
 # Addresses, secrets and paths of the machine, which are nobody's business who holds a key.
 PRIVATE = frozenset(
-    {"data_dir", "redis_url", "pages_url", "redis_server", "tls_cert", "tls_key", "host_socket"}
-)
+    {
+        "data_dir", "redis_url", "pages_url", "redis_server", "tls_cert", "tls_key", "host_socket",
+        "host_secret",
+    }
+)  # fmt: skip
 _THREADS = ("threads", "search_threads", "text_processes")
 _log = log.get("bus")
 
 
 def shown_settings(config: Common) -> dict[str, str]:
-    """Return the settings that are not as by default, by their variables; of a path the last part, no private one."""
+    """Return the settings that are not as by default, by their variables; of a path the last part, no private one.
+
+    Of the socket of a helper only the kind is shown.
+    """
     default = type(config)()
     found = {}
     for name in config.__struct_fields__:
@@ -39,6 +46,8 @@ def shown_settings(config: Common) -> dict[str, str]:
         if name not in PRIVATE and value != getattr(default, name):
             text = str(value).lower() if isinstance(value, bool) else str(value)
             found[f"SPILLWAY_{name.upper()}"] = text.rstrip("/").rpartition("/")[2] or text
+    if isinstance(config, WorkerConfig) and config.host_socket:
+        found["SPILLWAY_HOST_SOCKET"] = channel_kind(config.host_socket)
     return found
 
 

@@ -1,6 +1,6 @@
-"""Slots in shared memory through which a gpu_worker hands attention to a helper: calls of `host_channel.cpp`.
+"""Channels through which a gpu_worker hands attention to a helper, and the one of slots in shared memory.
 
-Loads no torch, which a helper does without.
+Calls of `host_channel.cpp`. Loads no torch, which a helper does without.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,9 +25,10 @@ _log = log.get("engine")
 
 
 class GroupLayout(msgspec.Struct, frozen=True):
-    """Where a layer group's pages begin in the segment of pages, its layers, and its window (0: none)."""
+    """Where a layer group's pages begin in the segment of pages, how many, their layers, and its window (0: none)."""
 
     offset: int
+    pages: int
     layers: int
     window: int
 
@@ -52,6 +53,7 @@ class ChannelLayout(msgspec.Struct, frozen=True):
     kind: int
     groups: list[GroupLayout]
     page_bytes: int  # of the segment of pages
+    layer_bytes: int  # of one layer of a page
 
 
 class ChannelLibrary(NamedTuple):
@@ -66,6 +68,12 @@ class ChannelLibrary(NamedTuple):
         found: int = self.functions.spillway_channel_bytes(ctypes.byref(shape))
         return found
 
+    def against(self, digest: str) -> str:
+        """Return why a process whose library has a digest cannot compute the same bits, or nothing."""
+        if digest == self.digest:
+            return ""
+        return f"its native library is {digest}, this worker's is {self.digest}; expected the same build on both sides"
+
 
 class StepTables(NamedTuple):
     """One step's rows as a slot takes them: positions (rows,), each sequence's end, and each group's page tables.
@@ -79,8 +87,38 @@ class StepTables(NamedTuple):
     starts: Sequence[np.ndarray]
 
 
+class AttentionChannel(Protocol):
+    """The gpu_worker's side of one attachment; the thread that computes calls all but `end`."""
+
+    layout: ChannelLayout
+
+    def ready(self) -> bool:
+        """True while the helper holds nothing that was taken from it, and everything was sent."""
+
+    def plan(self, slot: int, step: StepTables) -> bool:
+        """Hand over a step's arguments; False if they do not fit, or the helper is not to be asked now."""
+
+    def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
+        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+
+        `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
+        """
+
+    def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
+        """Wait for what was submitted, at most so long; return when it was attended, in seconds since the boot.
+
+        The result, fp32 (rows, heads, dim), is at the address `out` then. None: the helper was too slow or has gone.
+        """
+
+    def missed(self, step: StepTables) -> None:
+        """Note that this process appends the keys and values of a step's rows, of which the helper learns nothing."""
+
+    def end(self) -> None:
+        """Hand nothing over from now on, and wake who waits; any thread."""
+
+
 class HostChannel:
-    """One side of one attachment; keeps the memory that it is about."""
+    """One side of one attachment in shared memory; keeps the memory that it is about."""
 
     def __init__(
         self,
@@ -146,6 +184,15 @@ class HostChannel:
         self._native.spillway_channel_submit(
             self._channel, _int64(slot), _int64(group), _int64(layer), ctypes.c_void_p(joined), threads
         )  # fmt: skip
+
+    def append(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
+        """Append keys and values to the pages as `submit` does, and hand nothing over."""
+        self._native.spillway_channel_append(
+            self._channel, _int64(slot), _int64(group), _int64(layer), ctypes.c_void_p(joined), threads
+        )  # fmt: skip
+
+    def missed(self, step: StepTables) -> None:
+        """Do nothing: both sides have the same pages."""
 
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
         """Wait for what was submitted, at most so long; return when it was attended, in seconds since the boot.

@@ -17,7 +17,7 @@ import msgspec
 from common.errors import ConfigError
 from engine.host.channel import ChannelLayout
 
-VERSION = 1
+VERSION = 2
 TIMEOUT_S = 5.0
 _MOST = 1 << 16
 _LONGEST_PATH = 107  # what a Unix socket's address has room for

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from common.errors import ConfigError
+from common.host_address import HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
 from engine.decoder.executor.host_attention import (
@@ -18,15 +19,17 @@ from engine.decoder.executor.host_attention import (
     HostSubBatch,
 )
 from engine.decoder.executor.host_link import Ready
-from engine.decoder.executor.interface import AttendedBy
+from engine.decoder.executor.interface import AttendedBy, HelperLink
 from engine.host.channel import (
+    AttentionChannel,
     ChannelLayout,
     GroupLayout,
-    HostChannel,
     StepTables,
     load_channel,
 )
-from engine.host.listener import HelperListener
+from engine.host.listener import HelperAcceptor, HelperListener, UnixAcceptor
+from engine.host.tcp_acceptor import TcpAcceptor
+from engine.host.tcp_channel import TcpChannel
 from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.page_memory import PageMemory
 from engine.models.decoders.compiled_decoder import PAGE_KINDS
@@ -64,23 +67,35 @@ class HelpedAttention:
         self._pools = list(pools)
         self._all_layers = sum(len(pool.layers) for pool in pools)
         self._turn = 0
-        self._asked: HostChannel | None = None
+        self._asked: AttentionChannel | None = None
         self._late = self._rest = 0
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
         """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
         channel = self.listener.channel
-        if channel is not None and self._trusts(channel):
-            self._turn = (self._turn + 1) % SLOTS
+        if channel is not None:
             step = self._tables(queries)
-            if channel.plan(self._turn, step):
-                reading_s = [
-                    len(table) * pool.data[0, 0].nbytes / SLOWEST
-                    for table, pool in zip(step.tables, self._pools, strict=True)
-                ]
-                return _HelpedSubBatch(self, channel, self._turn, queries, reading_s)
+            self._turn = (self._turn + 1) % SLOTS
+            if self._trusts(channel) and channel.plan(self._turn, step):
+                return _HelpedSubBatch(self, channel, self._turn, queries, step)
+            channel.missed(step)
         self.layers["worker"] += self._all_layers
         return self.own.plan(queries)
+
+    @property
+    def link(self) -> HelperLink | None:
+        """The way to the helper that is attached; None without one."""
+        channel = self.listener.channel
+        if not isinstance(channel, TcpChannel):
+            return None if channel is None else HelperLink("unix")
+        layout = channel.layout
+        return HelperLink(
+            "tcp",
+            channel.cost,
+            4 * layout.dim * 2 * (layout.heads + layout.kv_heads),  # fp32: Q, K, V and O
+            self._all_layers * layout.layer_bytes,
+            channel.moved,
+        )
 
     def close(self) -> None:
         """Let the helper go, and stop."""
@@ -97,11 +112,12 @@ class HelpedAttention:
         self._late += 1
         self._rest = min(1 << self._late, MOST_REST)
 
-    def waits_s(self, reading_s: float) -> float:
-        """Return how long a layer is waited for whose pages a slow machine reads in so many seconds."""
+    def waits_s(self, group: int, step: StepTables) -> float:
+        """Return how long a layer of a group is waited for: a slow machine reads its pages meanwhile."""
+        reading_s = len(step.tables[group]) * self._pools[group].data[0, 0].nbytes / SLOWEST
         return 0.0 if self._rest else max(0.0, self.patience_s + reading_s)
 
-    def _trusts(self, channel: HostChannel) -> bool:
+    def _trusts(self, channel: AttentionChannel) -> bool:
         if channel is not self._asked:
             self._asked, self._late, self._rest = channel, 0, 0
         self._rest = max(0, self._rest - 1)
@@ -119,14 +135,13 @@ class _HelpedSubBatch:
     def __init__(
         self,
         attention: HelpedAttention,
-        channel: HostChannel,
+        channel: AttentionChannel,
         slot: int,
         queries: Sequence[QueryRows],
-        reading_s: Sequence[float],
+        step: StepTables,
     ) -> None:
-        """`reading_s` are the seconds in which a slow machine reads one layer's pages of each group."""
         self._attention, self._channel, self._slot = attention, channel, slot
-        self._queries, self._reading_s = queries, reading_s
+        self._queries, self._step = queries, step
         self._own: HostSubBatch | None = None
 
     def submit(
@@ -143,12 +158,13 @@ class _HelpedSubBatch:
         """Attend in this process, from now on."""
         if self._own is None:
             self._own = self._attention.own.plan(self._queries)
+            self._channel.missed(self._step)
         self._attention.layers["late"] += 1
         return self._own.submit(group, at, joined, out)
 
     def wait(self, group: int, out: Tensor) -> HostSpan | None:
         """Wait for the helper; None if it is late or has gone."""
-        patience_s = self._attention.waits_s(self._reading_s[group])
+        patience_s = self._attention.waits_s(group, self._step)
         span = self._channel.wait(self._slot, out.data_ptr(), patience_s)
         if span is None:
             self._attention.too_late()
@@ -172,26 +188,29 @@ class _HelpedResult:
 
 def helped(
     own: HostAttention,
-    path: str,
+    address: HelperAddress,
     spec: DecoderSpec,
     pools: Sequence[PageMemory],
     segment: MemorySegment,
     *,
     threads: int,
 ) -> HelpedAttention:
-    """Return attention with the help of who attaches at a Unix socket; ConfigError if nobody can.
+    """Return attention with the help of who attaches at an address; ConfigError if nobody can.
 
     `pools` are the parts of `segment`; as many `threads` append keys and values as compute, or teams are made anew.
     """
     library = load_channel()
     if library is None or segment.file < 0:
         raise ConfigError(
-            f"SPILLWAY_HOST_SOCKET is {path!r}: a helper needs Linux and the compiled kernels; expected nothing here"
+            f"SPILLWAY_HOST_SOCKET is '{address}': a helper needs Linux and the compiled kernels; expected nothing here"
         )
-    layout = _layout(spec, pools, segment)
-    return HelpedAttention(
-        own, HelperListener(path, library, layout, segment), pools, threads=threads
+    acceptor: HelperAcceptor = (
+        UnixAcceptor(address.path, library, segment)
+        if address.kind == "unix"
+        else TcpAcceptor(address, library, pools, segment)
     )
+    listener = HelperListener(acceptor, _layout(spec, pools, segment))
+    return HelpedAttention(own, listener, pools, threads=threads)
 
 
 def _layout(
@@ -209,6 +228,10 @@ def _layout(
         scale=spec.attention_scale,
         cap=spec.score_cap,
         kind=PAGE_KINDS[pools[0].data.dtype],
-        groups=[GroupLayout(pool.offset, len(pool.layers), pool.window or 0) for pool in pools],
+        groups=[
+            GroupLayout(pool.offset, pool.pages, len(pool.layers), pool.window or 0)
+            for pool in pools
+        ],
         page_bytes=segment.size,
+        layer_bytes=pools[0].data[0, 0].nbytes,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from contextlib import suppress
 
 from common.errors import ConfigError
@@ -33,20 +34,24 @@ class HostHelper:
         except BaseException:
             self.connection.close()
             raise
-        self.connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self.connection.settimeout(None)
 
     def serve(self, threads: int, slowdown: int = 1) -> int:
         """Attend until the worker has gone or `stop`; return how many layers were done in time."""
-        return self.channel.serve(threads, slowdown)
-
-    def gone(self) -> bool:
-        """Read what came at the connection; True if the worker has gone."""
+        watching = threading.Thread(target=self._watch, name="gpu-worker-end", daemon=True)
+        watching.start()
         try:
-            return not self.connection.recv(1)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+            return self.channel.serve(threads, slowdown)
+        finally:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+            watching.join()
+
+    def _watch(self) -> None:
+        """Let `serve` return once the worker has gone, which says nothing after the handshake."""
+        with suppress(OSError):
+            self.connection.recv(1)
+        self.channel.stop()
 
     def stop(self) -> None:
         """Let `serve` return; any thread."""

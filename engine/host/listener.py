@@ -6,15 +6,17 @@ import os
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from common import log
 from common.errors import ConfigError
 from common.transport.memory_segment import MemorySegment
-from engine.host.channel import ChannelLayout, ChannelLibrary, HostChannel
+from engine.host.channel import AttentionChannel, ChannelLayout, ChannelLibrary, HostChannel
 from engine.host.handshake import (
     TIMEOUT_S,
     VERSION,
@@ -30,28 +32,39 @@ from engine.host.handshake import (
 _log = log.get("engine")
 
 
+class Attachment(NamedTuple):
+    """A helper that is attached: its channel, a socket that is readable once it has gone, and what lets it go."""
+
+    channel: AttentionChannel
+    watched: socket.socket
+    close: Callable[[], None]
+
+
+class HelperAcceptor(Protocol):
+    """A kind of way by which helpers attach; it listens from its making on."""
+
+    listener: socket.socket
+
+    def greet(self, connection: socket.socket, layout: ChannelLayout, taken: str) -> Attachment:
+        """Attach a helper with a layout, unless `taken` says why not; OSError says why nothing came of it."""
+
+    def close(self) -> None:
+        """Listen no longer."""
+
+
 class HelperListener:
-    """Listens at a Unix socket; `channel` is that of the helper that is attached, None without one.
+    """Lets helpers attach, one at a time; `channel` is that of the helper that is attached, None without one.
 
     Every helper gets slots of its own, so one that was given up changes nothing of the next one's.
     """
 
-    def __init__(
-        self,
-        path: str,
-        library: ChannelLibrary,
-        layout: ChannelLayout,
-        pages: MemorySegment,
-    ) -> None:
-        """Listen, for helpers that attend to `pages`; ConfigError if the socket cannot be had."""
-        self.channel: HostChannel | None = None
-        self._library, self._layout, self._pages = library, layout, pages
-        pages.seal(read_only=True)
-        self._path = Path(check_path(path))
-        self._listener = _listen(self._path)
-        self._helper: socket.socket | None = None
+    def __init__(self, acceptor: HelperAcceptor, layout: ChannelLayout) -> None:
+        """Take helpers from now on."""
+        self.channel: AttentionChannel | None = None
+        self._acceptor, self._layout = acceptor, layout
+        self._attached: Attachment | None = None
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(acceptor.listener, selectors.EVENT_READ)
         self._ends, self._end = os.pipe()
         self._selector.register(self._ends, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="host-helpers", daemon=True)
@@ -63,40 +76,64 @@ class HelperListener:
         self._thread.join()
         self._detach()
         self._selector.close()
-        self._listener.close()
+        self._acceptor.close()
         os.close(self._ends)
-        self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         while True:
             ready = [key.fileobj for key, _ in self._selector.select()]
             if self._ends in ready:
                 return
-            if self._helper in ready:
-                self._detach()  # a helper says nothing after the handshake: this is its end
-            if self._listener in ready:
+            if self._attached is not None and self._attached.watched in ready:
+                self._detach()
+            if self._acceptor.listener in ready:
                 self._accept()
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._acceptor.listener.accept()
         except OSError:
             return
-        connection.settimeout(TIMEOUT_S)
+        layout = msgspec.structs.replace(self._layout, epoch=self._layout.epoch + 1)
+        taken = "" if self._attached is None else "another helper is attached"
         try:
-            self._greet(connection)
+            attached = self._acceptor.greet(connection, layout, taken)
         except OSError as error:
             connection.close()
             _log.warning("host_helper_refused", why=str(error))
+            return
+        self._layout, self._attached, self.channel = layout, attached, attached.channel
+        self._selector.register(attached.watched, selectors.EVENT_READ)
+        _log.info("host_helper_attached", epoch=layout.epoch)
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Attach a helper; OSError with the reason if it is refused or does not come so far."""
+    def _detach(self) -> None:
+        attached = self._attached
+        if attached is None:
+            return
+        self._attached = self.channel = None
+        attached.channel.end()
+        self._selector.unregister(attached.watched)
+        attached.close()
+        _log.warning("host_helper_gone", epoch=attached.channel.layout.epoch)
+
+
+class UnixAcceptor:
+    """Lets processes of this machine attach, which get the pages as a descriptor (see `HelperAcceptor`)."""
+
+    def __init__(self, path: str, library: ChannelLibrary, pages: MemorySegment) -> None:
+        """Listen, for helpers that attend to `pages`; ConfigError if the socket cannot be had."""
+        self._library, self._pages = library, pages
+        pages.seal(read_only=True)
+        self._path = Path(check_path(path))
+        self.listener = _listen(self._path)
+
+    def greet(self, connection: socket.socket, layout: ChannelLayout, taken: str) -> Attachment:
+        """Attach a helper with a layout, unless `taken` says why not; OSError says why nothing came of it."""
+        connection.settimeout(TIMEOUT_S)
         hello, _ = receive(connection, HelperHello)
-        why = self._against(hello)
-        if why:
+        if why := self._against(hello) or taken:
             send(connection, HelperWelcome(refusal=why))
             raise PermissionError(why)
-        layout = msgspec.structs.replace(self._layout, epoch=self._layout.epoch + 1)
         slots = MemorySegment(self._library.slot_bytes(layout), large=False)
         slots.seal(read_only=False)
         channel = HostChannel(self._library, layout, slots.memory, self._pages.memory, owner=True)
@@ -104,30 +141,19 @@ class HelperListener:
         answer, _ = receive(connection, HelperAttached)
         if answer.failure:
             raise OSError(answer.failure)
-        self._layout, self._helper, self.channel = layout, connection, channel
-        self._selector.register(connection, selectors.EVENT_READ)
-        _log.info("host_helper_attached", pid=hello.pid, epoch=layout.epoch)
+        # A helper says nothing after the handshake: what can be read is its end.
+        return Attachment(channel, connection, connection.close)
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self.listener.close()
+        self._path.unlink(missing_ok=True)
 
     def _against(self, hello: HelperHello) -> str:
         """Return why a helper cannot be attached, or nothing."""
         if hello.version != VERSION:
             return f"it speaks version {hello.version} of the handshake; expected {VERSION}"
-        if hello.digest != self._library.digest:
-            return (
-                f"its native library is {hello.digest}, this worker's is {self._library.digest}; "
-                "expected the same build on both sides"
-            )
-        return "" if self._helper is None else "another helper is attached"
-
-    def _detach(self) -> None:
-        helper, channel = self._helper, self.channel
-        if helper is None or channel is None:
-            return
-        self._helper = self.channel = None
-        channel.end()
-        self._selector.unregister(helper)
-        helper.close()
-        _log.warning("host_helper_gone", epoch=channel.layout.epoch)
+        return self._library.against(hello.digest)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -61,9 +61,12 @@ class PageMemory:
         self.scale, self.cap = spec.attention_scale, spec.score_cap
         shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
         self.offset = 0
+        # Of every layer of a page, how often it was written other than by attention that appends a row.
+        self.versions: NDArray[np.uint32] | None = None
         if segment is None:
             self.data = _zeros(shape, dtype, device)
         else:
+            self.versions = np.zeros((pages, len(layers)), np.uint32)
             self.offset = segment.take(pages * page_bytes(spec, len(layers), dtype))
             self.data = _part(segment, self.offset, shape, dtype)
         self._blocks = self.data.view(-1, PAGE * spec.head_dim)
@@ -115,6 +118,16 @@ class PageMemory:
         nothing = self.data.new_zeros(len(slots), self.data.shape[-1])
         for layer in range(len(self.layers)):
             self._put(slots + layer * 2 * self.kv_heads * PAGE, nothing, nothing)
+        pages = slots.cpu().numpy() // (len(self.layers) * 2 * self.kv_heads * PAGE)
+        self.written(np.unique(pages))
+
+    def written(self, pages: Sequence[int] | NDArray[np.int64], layer: int | None = None) -> None:
+        """Note that a layer of pages, or all their layers, were written: to be called after the writing, on any thread.
+
+        Rows that attention appends are not noted.
+        """
+        if self.versions is not None:
+            self.versions[pages, slice(None) if layer is None else layer] += 1
 
     def form(self, layers: Tensor) -> Tensor:
         """Return layers of pages that lie as in this pool, (…, 2, kv heads, PAGE, dim), in the packed layout."""
@@ -124,6 +137,7 @@ class PageMemory:
         """Store one layer of a page (2, kv heads, PAGE, dim) that is in the packed layout."""
         there = packed.to(self.data.device, non_blocking=True)
         self.data[page, layer] = there if self.packed else unpack(there)
+        self.written([page], layer)
 
     def _put(self, at: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (n, dim) at indices of keys among all rows of `dim` numbers."""
@@ -179,9 +193,10 @@ def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Te
     found, there = packed if target.packed else unpack(packed), target.data.device
     if found.device.type == there.type:
         target.data[_places(pages, there), layer] = found
-        return
-    for place, page in enumerate(pages):
-        target.data[page, layer].copy_(found[place], non_blocking=True)
+    else:
+        for place, page in enumerate(pages):
+            target.data[page, layer].copy_(found[place], non_blocking=True)
+    target.written(list(pages), layer)
 
 
 def _places(pages: Sequence[int], device: torch.device) -> list[int] | Tensor:

@@ -1,17 +1,18 @@
-"""The host role: attends for the gpu_worker of this machine to pages in host memory; knows no bus and no model."""
+"""The host role: attends for a gpu_worker, here or on another machine, to pages in host memory; no bus, no model."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from common import log
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.health import Health
+from common.host_address import HelperAddress
 from common.tasks import Supervisor, wait
 from engine.host.channel import ChannelLibrary, load_channel
 from engine.host.helper import HostHelper
+from engine.host.tcp_helper import TcpHelper
 
 _PAUSE_S = 1.0
 _log = log.get("work")
@@ -23,9 +24,10 @@ async def help_host(
     """Attach to the gpu_worker at the socket of the config, again whenever it comes back, until the stop.
 
     It attends with `config.threads` threads. ConfigError if there is no socket, no native library, or the worker
-    refuses this build.
+    refuses this build or, over TCP, does not know the secret.
     """
-    if not config.host_socket:
+    address = HelperAddress.of(config)
+    if address is None:
         raise ConfigError(
             "SPILLWAY_ROLE is 'host' and SPILLWAY_HOST_SOCKET is empty; expected the socket of a gpu_worker"
         )
@@ -42,42 +44,41 @@ async def help_host(
         runner = await health.serve(config.health_host, config.health_port)
         try:
             while not stopping.is_set():
-                await _help(config, library, health, stopping)
+                await _help(config, address, library, health, stopping)
                 await wait(stopping, _PAUSE_S)
         finally:
             await runner.cleanup()
 
 
 async def _help(
-    config: WorkerConfig, library: ChannelLibrary, health: Health, stopping: asyncio.Event
+    config: WorkerConfig,
+    address: HelperAddress,
+    library: ChannelLibrary,
+    health: Health,
+    stopping: asyncio.Event,
 ) -> None:
     """Attend for one life of the gpu_worker, if it is there."""
-    socket = str(Path(config.data_dir) / config.host_socket)
     try:
-        helper = await asyncio.to_thread(HostHelper, socket, library)
+        helper = await asyncio.to_thread(_attach, address, library)
     except OSError as error:
-        health.set("gpu_worker", ready=False, why=f"none at {socket}: {error}")
+        health.set("gpu_worker", ready=False, why=f"none at {address}: {error}")
         return
-    _log.info("attached", socket=socket, threads=config.threads)
+    _log.info("attached", socket=str(address), threads=config.threads)
     health.set("gpu_worker", ready=True)
     serving = asyncio.create_task(asyncio.to_thread(helper.serve, config.threads, config.slowdown))
-    gone = asyncio.Event()
-
-    def read() -> None:
-        if helper.gone():
-            gone.set()
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(helper.connection, read)
-    waits = [asyncio.create_task(event.wait()) for event in (gone, stopping)]
+    asked = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({serving, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        loop.remove_reader(helper.connection)
+        asked.cancel()
         helper.stop()
-        for each in waits:
-            each.cancel()
         done = await serving
         helper.close()
     health.set("gpu_worker", ready=False, why="the gpu_worker has gone")
     _log.info("detached", layers=done)
+
+
+def _attach(address: HelperAddress, library: ChannelLibrary) -> HostHelper | TcpHelper:
+    if address.kind == "unix":
+        return HostHelper(address.path, library)
+    return TcpHelper(address, library)

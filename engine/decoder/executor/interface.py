@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
+from common.cost.linear import LinearCost
+from common.host_address import ChannelKind
 from common.pages.codec import Buffer, Header
 from common.pages.identity import PageId
 from common.pages.keys import PageKey
@@ -294,6 +297,24 @@ class StageTime(NamedTuple):
     end_s: float
 
 
+# Over a link: rows and pages that are sent, and results that come back.
+Moved = Literal["rows", "pages", "results"]
+
+
+class HelperLink(NamedTuple):
+    """The way to a helper that attends on the host.
+
+    `cost` are the seconds of a layer's way there and back, by bytes as tokens: 0 where memory is shared. `row_bytes`
+    are those of a row's Q, K, V and O of a layer, `page_bytes` those of a page of all layers; `moved` counts bytes.
+    """
+
+    kind: ChannelKind
+    cost: LinearCost = LinearCost(0.0, 0.0, 0.0)
+    row_bytes: int = 0
+    page_bytes: int = 0
+    moved: Mapping[Moved, int] = MappingProxyType({})
+
+
 class StagedExecutor(Executor, Protocol):
     """An executor that can attend to a part of the sequences on the host.
 
@@ -305,6 +326,10 @@ class StagedExecutor(Executor, Protocol):
     @property
     def host_layers(self) -> Mapping[AttendedBy, int]:
         """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
+
+    @property
+    def helper_link(self) -> HelperLink | None:
+        """The way to the helper that is attached; None without one."""
 
     @property
     def stage_times(self) -> Sequence[StageTime]:

@@ -202,6 +202,7 @@ class TorchPageCopier:
             found = found if self._form is None else self._form.grow(found)
             if pool.packed:
                 self._bytes[key.group][page, at] = found
+                pool.written([page], at)
             else:
                 whole = torch.from_numpy(found.copy()).view(pool.data.dtype)
                 pool.store(page, at, whole.view(pool.data.shape[2:]))
@@ -276,6 +277,7 @@ class TorchPageCopier:
             with torch.cuda.stream(self._stream):
                 page = here.data[move.source]
                 there.data[move.target].copy_(page if here.packed == there.packed else pack(page))
+            there.written([move.target])
             self._sum([(move.group, move.target)])
             self._note("save", [move], SYSTEM.perf_s() - began)
             sound = True

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common import log
 from common.errors import ConfigError
+from common.host_address import HelperAddress
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
@@ -150,7 +151,7 @@ class TorchExecutor:
         form: PageForm = "exact",
         host_threads: int = 0,
         host_cores: Sequence[int] = (),
-        host_socket: str = "",
+        helper: HelperAddress | None = None,
     ) -> TorchExecutor:
         """Load a generator by directory, GGUF file, `spillway-demo`, or downloaded hub id; ConfigError if it cannot be.
 
@@ -160,7 +161,7 @@ class TorchExecutor:
         `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
         holds for the compiled kernels and not for torch; without `compiled` torch computes. With `host_threads` so many
         threads, on `host_cores` (none: all), attend to the pages of sequences that are at home on the host; a helper
-        that attaches at `host_socket`, if given, does so in their place.
+        that attaches at the address `helper`, if given, does so in their place.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -194,10 +195,8 @@ class TorchExecutor:
             attention = HostAttentionThread(
                 compute, files.spec, host, threads=host_threads, cores=host_cores
             )
-            if host_socket:
-                attention = helped(
-                    attention, host_socket, files.spec, host, segment, threads=threads
-                )
+            if helper is not None:
+                attention = helped(attention, helper, files.spec, host, segment, threads=threads)
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(
             files, decoder, pools, host, dtype=chosen, threads=threads, form=form,
@@ -241,6 +240,12 @@ class TorchExecutor:
         """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
         attention = None if self.stages is None else self.stages.attention
         return attention.layers if isinstance(attention, HelpedAttention) else {}
+
+    @property
+    def helper_link(self) -> border.HelperLink | None:
+        """The way to the helper that is attached; None without one."""
+        attention = None if self.stages is None else self.stages.attention
+        return attention.link if isinstance(attention, HelpedAttention) else None
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:

@@ -11,6 +11,7 @@ import msgspec
 from common.cost.linear import LinearCost, Probe
 from common.cost.online import OnlineCost
 from common.cost.table import CostTable, OnlineTable
+from engine.decoder.executor.interface import HelperLink
 
 Attention = Literal["device", "host", "prefill", "exchange"]
 
@@ -32,6 +33,18 @@ class OffloadCosts(NamedTuple):
     exchange: LinearCost
     page_s: float
     step_s: float
+
+    def over(self, link: HelperLink) -> OffloadCosts:
+        """Return the costs with a helper at the other end of a link: rows and moved pages go over it, too."""
+        way, exchange = link.cost, self.exchange
+        return self._replace(
+            exchange=LinearCost(
+                exchange.beta_s + way.beta_s,
+                exchange.alpha_items_s + way.alpha_tokens_s * link.row_bytes,
+                exchange.alpha_tokens_s,
+            ),
+            page_s=self.page_s + way.alpha_tokens_s * link.page_bytes,
+        )
 
     def device_s(self, sequences: int, tokens: int) -> float:
         """Return the seconds of one layer's decode attention on the device."""

@@ -115,7 +115,9 @@ class HomePlanner:
         )
         state = OffloadState(tuple(prompts), decoding, device, host)
         limits = OffloadLimits(max(tokens, most_running), most_running, self._step_s)
-        plan = self.latest = schedule(state, limits, self.profile.costs, self.mode)
+        costs, link = self.profile.costs, self.executor.helper_link
+        costs = costs if link is None else costs.over(link)
+        plan = self.latest = schedule(state, limits, costs, self.mode)
         self.choices[plan.why] += 1
         if len(plan.batches) > 1:
             self.slack_s = plan.times.long_slack_s, plan.times.short_slack_s

@@ -192,6 +192,22 @@ void attend(Channel& c, int64_t number, int threads) {
   }
 }
 
+// Append a layer's keys and values (rows, heads + 2 kv heads, dim) to the pages of a slot's arguments, and copy its queries
+// to `queries` (rows, heads, dim) if there is such a place.
+void append_rows(Channel& c, int64_t number, int64_t group, int64_t layer, const float* joined, float* queries, int threads) {
+  const int64_t rows = c.slot(number).rows;
+  const Pages pages = c.pages_of(number, group);
+  const std::vector<int64_t> owners = owners_of(rows, c.ends(number));
+  const int64_t size = c.of.heads * c.of.dim, wide = size + 2 * c.of.kv_heads * c.of.dim;
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows > FEW)
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t position = c.positions(number)[r];
+    const int32_t page = pages.tables[pages.starts[owners[r]] + position / PAGE];
+    append(pages, c.of, layer, page, position % PAGE, joined + r * wide);
+    if (queries) std::memcpy(queries + r * size, joined + r * wide, size * 4);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -249,20 +265,16 @@ int spillway_channel_plan(void* channel, int64_t number, int64_t rows, const int
 void spillway_channel_submit(void* channel, int64_t number, int64_t group, int64_t layer, const float* joined, int threads) {
   Channel& c = *(Channel*)channel;
   Slot& slot = c.slot(number);
-  const Pages pages = c.pages_of(number, group);
-  const std::vector<int64_t> owners = owners_of(slot.rows, c.ends(number));
-  const int64_t size = c.of.heads * c.of.dim, wide = size + 2 * c.of.kv_heads * c.of.dim;
-#pragma omp parallel for num_threads(threads) schedule(static) if (slot.rows > FEW)
-  for (int64_t r = 0; r < slot.rows; ++r) {
-    const int64_t position = c.positions(number)[r];
-    const int32_t page = pages.tables[pages.starts[owners[r]] + position / PAGE];
-    append(pages, c.of, layer, page, position % PAGE, joined + r * wide);
-    std::memcpy(c.sent(number) + r * size, joined + r * wide, size * 4);
-  }
+  append_rows(c, number, group, layer, joined, c.sent(number), threads);
   slot.group = group, slot.layer = layer;
   slot.word.store(++c.tickets << STATE_BITS | SUBMITTED);
   ring(c);
   if (c.header().ended.load()) take(c, slot);
+}
+
+// Owner: append a layer's keys and values to the pages only; the queries go elsewhere.
+void spillway_channel_append(void* channel, int64_t number, int64_t group, int64_t layer, const float* joined, int threads) {
+  append_rows(*(Channel*)channel, number, group, layer, joined, nullptr, threads);
 }
 
 // Owner: wait at most so long for what was submitted. Returns 1 with the result (rows, heads, dim) and when its

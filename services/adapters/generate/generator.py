@@ -14,6 +14,7 @@ from common.bus.metrics import lane_label
 from common.config import WorkerConfig
 from common.devices import detect
 from common.errors import ConfigError
+from common.host_address import HelperAddress
 from common.ids import Family
 from common.pages.store import PageStore
 from common.placement import Placement, place_host
@@ -168,7 +169,6 @@ def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
 def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecutor:
     from engine.decoder.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
-    socket = str(Path(config.data_dir) / config.host_socket) if config.host_socket else ""
     return TorchExecutor.load(
         config.chat_model,
         device=config.device,
@@ -180,5 +180,5 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         form=config.page_form,
         host_threads=host.threads if host else 0,
         host_cores=host.cores if host else (),
-        host_socket=socket if host else "",
+        helper=HelperAddress.of(config) if host else None,
     )

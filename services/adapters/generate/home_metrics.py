@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from engine.decoder.executor.interface import AttendedBy
+from common.host_address import ChannelKind
+from engine.decoder.executor.interface import AttendedBy, Moved
 from engine.decoder.offload.plan import Choice
 
 if TYPE_CHECKING:
@@ -53,6 +54,22 @@ class HomeMetrics:
             ("by",),
             registry=registry,
         )
+        self._helper = Gauge(
+            "spillway_host_helper",
+            "Helpers that are attached for attention on the host, by the kind of channel to them.",
+            ("channel",),
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "spillway_host_channel_bytes",
+            "Bytes over TCP to and from a helper on another machine: rows and pages sent, results received.",
+            ("kind",),
+            registry=registry,
+        )
+        for channel in get_args(ChannelKind):
+            self._helper.labels(channel)
+        for moved in get_args(Moved):
+            self._bytes.labels(moved)
         for by in get_args(AttendedBy):
             self._layers.labels(by)
         for tier in ("device", "host"):
@@ -72,6 +89,11 @@ class HomeMetrics:
         self._rise(self._rows, "device", homes.decoded - homes.on_host)
         for by, layers in homes.executor.host_layers.items():
             self._rise(self._layers, by, layers)
+        link = homes.executor.helper_link
+        for channel in get_args(ChannelKind):
+            self._helper.labels(channel).set(link is not None and link.kind == channel)
+        for moved, size in ({} if link is None else link.moved).items():
+            self._rise(self._bytes, moved, size)
         for choice, count in homes.choices.items():
             self._rise(self._steps, choice, count)
         self._rise(self._seconds, "predicted", homes.predicted_s)

@@ -1,4 +1,4 @@
-"""Helpers of attention on the host that are killed and stopped amid steps: the tokens of the device alone.
+"""Helpers of attention on the host that are killed and stopped amid steps, over every kind of channel.
 
 `make soak` runs many times as many.
 """
@@ -11,14 +11,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 from torch import Tensor
 
 from bench.engine import home_runs
-from bench.engine.helper_process import helper_process, wait_until
+from bench.engine.helper_process import helper_process, local_address, wait_until
 from bench.engine.home_runs import HomeSides
+from common.host_address import ChannelKind, HelperAddress
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
 from engine.decoder.executor.host_link import Ready
 from engine.decoder.offload.plan import OffloadMode
@@ -65,24 +66,30 @@ class _DisturbedSubBatch:
 
 
 class Scene(NamedTuple):
-    """Both sides, what disturbs the side that is helped, and the socket of its helpers."""
+    """Both sides, what disturbs the side that is helped, and the address of its helpers."""
 
     sides: HomeSides
     disturbed: DisturbedAttention
     helped: HelpedAttention
-    socket: Path
+    address: HelperAddress
+
+
+@pytest.fixture(params=get_args(ChannelKind))
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> HelperAddress:
+    return local_address(request.param, tmp_path)
 
 
 @pytest.fixture(params=home_runs.KINDS if SOAK else home_runs.KINDS[1:2])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    socket = tmp_path / "host.sock"
-    sides = home_runs.sides(request.param, tmp_path / "model", str(socket))
+def scene(
+    request: pytest.FixtureRequest, tmp_path: Path, address: HelperAddress
+) -> Iterator[Scene]:
+    sides = home_runs.sides(request.param, tmp_path / "model", address)
     stages = sides.executor.stages
     assert stages is not None
     assert isinstance(stages.attention, HelpedAttention)
     helped, disturbed = stages.attention, DisturbedAttention(stages.attention)
     stages.attention = disturbed
-    yield Scene(sides, disturbed, helped, socket)
+    yield Scene(sides, disturbed, helped, address)
     sides.executor.close()
 
 
@@ -90,13 +97,13 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 async def test_tokens_are_those_of_the_device_alone(
     scene: Scene, tmp_path: Path, seed: int
 ) -> None:
-    """Each helper attends, stands still, goes on, and is killed amid a step; the next one attaches to those pages."""
+    """Each helper attends, stands still, goes on, and is killed amid a step; the next one attends to those pages."""
     print(f"seed {seed}")
     draw, helped, disturbed = random.Random(seed), scene.helped, scene.disturbed
     wrong: list[str] = []
     for kill in range(KILLS):
         with ExitStack() as stack:
-            helper = stack.enter_context(helper_process(scene.socket, tmp_path))
+            helper = stack.enter_context(helper_process(scene.address, tmp_path))
             wait_until(lambda: helped.listener.channel)
             helped.patience_s = PATIENT_S
             before = helped.layers["helper"]

@@ -9,20 +9,23 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.engine import random_models
-from bench.engine.helper_process import helper_process, wait_until
+from bench.engine.helper_process import helper_process, local_address, wait_until
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
+from common.host_address import ChannelKind, HelperAddress
 from common.ids import Family
 from common.registry.latest_steps import LatestSteps
 from common.types.generation import SamplingParams
 from common.wire.jobs import GenerateWork
 from common.wire.registry import StepRecord
+from engine.decoder.executor.interface import Moved
 from engine.decoder.executor.torch_executor import TorchExecutor
 from services.adapters.generate.generator import Generator
 from services.adapters.metrics import WorkMetrics
@@ -33,10 +36,10 @@ from tests.support.waiting import until
 
 
 @contextmanager
-def attached(socket: Path, config: Common) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a helper that has attached to the gpu_worker at a socket."""
+def attached(address: HelperAddress, config: Common) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a helper that has attached to the gpu_worker at an address."""
     port = free_port()
-    with helper_process(socket, Path(config.data_dir), "--health-port", str(port)) as helper:
+    with helper_process(address, Path(config.data_dir), "--health-port", str(port)) as helper:
         url = f"http://127.0.0.1:{port}/readyz?wait=30"
 
         def ready() -> bool:
@@ -50,9 +53,13 @@ def attached(socket: Path, config: Common) -> Iterator[subprocess.Popen[bytes]]:
         yield helper
 
 
-@pytest.mark.parametrize("helped", [False, True], ids=["alone", "helped"])
+@pytest.mark.parametrize("channel", [None, *get_args(ChannelKind)])
 async def test_a_worker_attends_on_the_host(
-    bus: Bus, config: Common, tmp_path: Path, *, helped: bool
+    bus: Bus,
+    config: Common,
+    tmp_path: Path,
+    channel: ChannelKind | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Jobs get the tokens of an engine without homes; metrics say who attended; the costs are kept in a file.
 
@@ -83,18 +90,20 @@ async def test_a_worker_attends_on_the_host(
         "--chat-dtype", "fp32", "--kv-bytes", str(1 << 20), "--host-kv-bytes", str(4 << 20),
         "--host-attention", "full", "--health-port", str(port),
     ]  # fmt: skip
-    socket = tmp_path / "host.sock"
-    if helped:
-        flags += ["--host-socket", str(socket)]
+    helped = channel is not None
+    if channel is not None:
+        address = local_address(channel, tmp_path)
+        flags += ["--host-socket", str(address)]
+        monkeypatch.setenv("SPILLWAY_HOST_SECRET", address.secret)
     with process(config, *flags) as worker, ExitStack() as stack:
         await live(bus, family, 1)
         if helped:
-            helper = stack.enter_context(attached(socket, config))
+            helper = stack.enter_context(attached(address, config))
         jobs = [await desk.admit(one) for one in asked]
         if helped:
             await desk.until(jobs[0], 3)
             helper.kill()
-            stack.enter_context(attached(socket, config))
+            stack.enter_context(attached(address, config))
         found = [await desk.result(job) for job in jobs]
         if helped:  # the second helper may have come after the last token
             found[0] = await desk.result(await desk.admit(asked[0]))
@@ -117,6 +126,11 @@ async def test_a_worker_attends_on_the_host(
     assert float(values['spillway_decoded_rows_total{attended="host"}']) > 0
     assert (float(values['spillway_host_layers_total{by="helper"}']) > 0) == helped
     assert (float(values['spillway_host_layers_total{by="worker"}']) > 0) == helped
+    for kind in get_args(ChannelKind):
+        assert float(values[f'spillway_host_helper{{channel="{kind}"}}']) == (kind == channel)
+    for moved in get_args(Moved):
+        size = float(values[f'spillway_host_channel_bytes_total{{kind="{moved}"}}'])
+        assert (size > 0) == (channel == "tcp")
     assert float(values['spillway_staged_steps_seconds_total{kind="predicted"}']) > 0
     assert float(values['spillway_staged_steps_seconds_total{kind="measured"}']) > 0
     assert float(values['spillway_stage_idle_seconds_total{side="device"}']) > 0
@@ -134,6 +148,11 @@ async def test_a_worker_attends_on_the_host(
         ({"host_kv_bytes": 0}, "SPILLWAY_HOST_KV_BYTES"),
         ({"host_socket": "/dev/null/x"}, "SPILLWAY_HOST_SOCKET"),
         ({"host_socket": "x" * 120}, "SPILLWAY_HOST_SOCKET"),
+        (
+            {"host_socket": "tcp://203.0.113.1:7070", "host_secret": "s" * 16},
+            "SPILLWAY_HOST_SOCKET",
+        ),
+        ({"host_socket": "tcp://127.0.0.1:7070", "host_secret": "short"}, "SPILLWAY_HOST_SECRET"),
     ],
 )
 def test_settings_that_cannot_be_met(

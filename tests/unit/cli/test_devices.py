@@ -132,10 +132,10 @@ def test_up_starts_what_overflows(
 
 @pytest.mark.parametrize(
     ("attention", "socket", "helpers"),
-    [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0)],
+    [("auto", "h.sock", 1), ("off", "h.sock", 0), ("auto", "", 0), ("auto", "tcp://h:7070", 0)],
 )
 def test_up_starts_a_helper(attention: str, socket: str, helpers: int, tmp_path: Path) -> None:
-    """With attention on the host and a socket, `up` starts a helper beside the gpu_worker; never unasked."""
+    """With attention on the host and a socket, `up` starts a helper beside the gpu_worker; none of another machine."""
     env = {"SPILLWAY_HOST_ATTENTION": attention, "SPILLWAY_HOST_SOCKET": socket}
 
     made = instance_plan.make({"data_dir": str(tmp_path)}, env)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from bench.simulation.host_offload import OffloadSimulation, SimulatedRequest, synthetic
 from bench.simulation.rooflines import A10G, LLAMA_7B, LLAMA_8B, T4, Machine, ModelSize, costs
-from common.cost.linear import Probe
+from common.cost.linear import LinearCost, Probe
 from common.cost.table import CostTable, OnlineTable
 from common.pages.identity import PAGE
+from engine.decoder.executor.interface import HelperLink
 from engine.decoder.offload.costs import OffloadCosts, OffloadPoints, OffloadProfile, keep, kept
 from engine.decoder.offload.plan import (
     SETTLE,
@@ -173,6 +174,29 @@ def test_homes_do_not_ping_pong(state: OffloadState) -> None:
         assert (move.order in _rows(plan)) is (move.to == "device")
     directions = {move.to for move in plan.moves}
     assert len(directions) <= 1
+
+
+def test_the_way_to_a_helper_is_reckoned_with() -> None:
+    """Rows and pages cost what they take over the link, too; over one that is too slow the host gets nothing to do."""
+    near = costs(A10G["g5.16xlarge"], LLAMA_8B)
+    link = HelperLink("tcp", LinearCost(1e-3, 0.0, 1e-9), 1 << 20, 1 << 22)
+    far = near.over(link)
+
+    assert far.host_s(8, 100) == pytest.approx(near.host_s(8, 100) + 1e-3 + 8 * (1 << 20) * 1e-9)
+    assert far.page_s == pytest.approx(near.page_s + (1 << 22) * 1e-9)
+    assert far.host_s(0, 0) == 0.0
+    assert near.over(HelperLink("unix")) == near
+    decoding = tuple(
+        DecodeState(order, "host" if order % 2 else "device", 500, pages_of(499))
+        for order in range(64)
+    )
+    prompts = (PromptState(64, ((0, 2000),)),)
+    state = OffloadState(prompts, decoding, PoolState(4000, 2000), PoolState(4000, 2000))
+    by_way = [
+        sum(len(batch.host) for batch in schedule(state, LIMITS, each).batches)
+        for each in (near, near.over(link._replace(cost=LinearCost(10.0, 0.0, 0.0))))
+    ]
+    assert by_way[0] > 0 == by_way[1]
 
 
 @given(states(), st.sampled_from(OffloadMode))

@@ -1,0 +1,68 @@
+"""Where a gpu_worker meets its helper for attention on the host: a Unix socket, or TCP for one on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from common.config import WorkerConfig
+from common.errors import ConfigError
+
+ChannelKind = Literal["unix", "tcp"]
+_SCHEME = "tcp://"
+_LEAST_SECRET = 16
+
+
+class HelperAddress(NamedTuple):
+    """The `path` of a Unix socket; or, without one, `host` and `port` of TCP, and the `secret` that both sides know."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    secret: str = ""
+
+    @property
+    def kind(self) -> ChannelKind:
+        """How the two processes speak."""
+        return "unix" if self.path else "tcp"
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{_SCHEME}{host}:{self.port}"
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> HelperAddress | None:
+        """Return what `SPILLWAY_HOST_SOCKET` says, None if it says nothing; ConfigError if nobody could meet there."""
+        setting = config.host_socket
+        if not setting:
+            return None
+        if not setting.startswith(_SCHEME):
+            return cls(str(Path(config.data_dir) / setting))
+        host, port = _split(setting)
+        if len(config.host_secret) < _LEAST_SECRET:
+            raise ConfigError(
+                f"SPILLWAY_HOST_SOCKET is {setting!r} and SPILLWAY_HOST_SECRET has {len(config.host_secret)} "
+                f"characters; expected one secret of at least {_LEAST_SECRET} for the gpu_worker and its helper"
+            )
+        return cls("", host, port, config.host_secret)
+
+
+def channel_kind(setting: str) -> ChannelKind:
+    """Return the kind of channel that a `SPILLWAY_HOST_SOCKET` asks for."""
+    return "tcp" if setting.startswith(_SCHEME) else "unix"
+
+
+def _split(setting: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(setting)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or setting.count("/") != 2 or "@" in setting or "?" in setting:
+        raise ConfigError(
+            f"SPILLWAY_HOST_SOCKET is {setting!r}: expected tcp://HOST:PORT, or the path of a Unix socket"
+        )
+    return host, port

@@ -1,0 +1,202 @@
+"""Messages between a gpu_worker and a helper on another machine: frames over TCP, and the proofs of who is who.
+
+The worker says a nonce; the helper says who it is, another nonce, and proves by both that it knows the secret; the
+worker proves the same, and says the layout; the helper says that it has taken the memory. Everything after that is
+calls of the worker: pages, a step's arguments, a layer's rows, each in the order of the stream. Only the last kind is
+answered, and echoes, which measure the way. Nothing is encrypted: the network between the two is private.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import struct
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.clock import SYSTEM
+from common.pages.identity import PAGE
+from common.transport.frames import HEAD, HELLO, MAX_PAYLOAD, frame
+from engine.host.channel import ChannelLayout, StepTables
+
+VERSION = 1
+NONCE_BYTES = 16
+READ_BYTES = 1 << 20  # at most, at once
+TIMEOUT_S = 5.0
+ECHO, PLAN, PAGES, ATTEND = range(4)
+ECHO_HEAD = struct.Struct("<B")
+PLAN_HEAD = struct.Struct("<BB")  # slot
+PAGES_HEAD = struct.Struct(
+    "<BBHI"
+)  # group, layer, how many pages: their numbers (int32) and bytes follow
+ATTEND_HEAD = struct.Struct("<BBBH")  # slot, group, layer: queries, keys and values follow
+RESULT_HEAD = struct.Struct(
+    "<qqqq"
+)  # nanoseconds: received, attention began, ended, answered; the result follows
+_MOST_GREETING = 1 << 16
+# A side that has gone without a word is noticed within half a minute.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_UNANSWERED_MS = 30_000
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class TcpChallenge(msgspec.Struct, frozen=True):
+    """What a gpu_worker says first."""
+
+    version: int
+    nonce: bytes
+
+
+class TcpHello(msgspec.Struct, frozen=True):
+    """What a helper answers; `digest` is the hash of its native library."""
+
+    version: int
+    digest: str
+    nonce: bytes
+    proof: bytes
+
+
+class TcpWelcome(msgspec.Struct, frozen=True):
+    """What a gpu_worker answers: the encoded layout, which its proof covers, or `refusal` says why not."""
+
+    layout: bytes = b""
+    proof: bytes = b""
+    refusal: str = ""
+
+
+class SlotArguments(msgspec.Struct, frozen=True, array_like=True):
+    """A step's arguments, as bytes of arrays (see `StepTables`)."""
+
+    positions: bytes
+    ends: bytes
+    tables: list[bytes]
+    starts: list[bytes]
+
+    @classmethod
+    def of(cls, step: StepTables) -> SlotArguments:
+        """Return the arguments of a step."""
+        return cls(
+            step.positions.tobytes(), step.ends.tobytes(),
+            [each.tobytes() for each in step.tables], [each.tobytes() for each in step.starts],
+        )  # fmt: skip
+
+    def step(self, layout: ChannelLayout) -> StepTables:
+        """Return the arrays; ValueError if they name what a layout has not."""
+        step = StepTables(
+            np.frombuffer(self.positions, np.int64), np.frombuffer(self.ends, np.int64),
+            [np.frombuffer(each, np.int32) for each in self.tables],
+            [np.frombuffer(each, np.int64) for each in self.starts],
+        )  # fmt: skip
+        counts = np.diff(step.ends, prepend=0)
+        sound = (
+            len(step.tables) == len(step.starts) == len(layout.groups)
+            and len(counts) > 0
+            and counts.min() > 0
+            and step.ends[-1] == len(step.positions)
+            and step.positions.min() >= 0
+        )
+        if not sound or not all(
+            _in_place(step, counts, group, each.pages) for group, each in enumerate(layout.groups)
+        ):
+            raise ValueError("rows or page tables that the layout has no place for")
+        return step
+
+
+def _in_place(step: StepTables, counts: NDArray[np.int64], group: int, pages: int) -> bool:
+    """True if a group's tables name pages that are there, or none, and each row's own page."""
+    table, starts = step.tables[group], step.starts[group]
+    lengths = np.diff(starts)
+    if (
+        len(lengths) != len(counts)
+        or starts[0] != 0
+        or starts[-1] != len(table)
+        or lengths.min() < 0
+    ):
+        return False
+    logical = step.positions // PAGE
+    if not np.all(logical < np.repeat(lengths, counts)):
+        return False
+    own = table[np.repeat(starts[:-1], counts) + logical]
+    return bool(table.min() >= -1 and table.max() < pages and own.min() >= 0)
+
+
+def prove(secret: str, side: str, *said: bytes) -> bytes:
+    """Return the proof that a side knows the secret, for what both have said; every part has its length in it."""
+    parts = b"".join(len(each).to_bytes(4, "little") + each for each in (side.encode(), *said))
+    return hmac.digest(secret.encode(), parts, "sha256")
+
+
+def proves(proof: bytes, secret: str, side: str, *said: bytes) -> bool:
+    """True if a proof is that of a side that knows the secret."""
+    return hmac.compare_digest(proof, prove(secret, side, *said))
+
+
+def tune(connection: socket.socket) -> None:
+    """Let small messages go at once, and a silent end be noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection on both sides, and wake who reads or writes there; any thread."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class Greeting:
+    """Frames that are sent and received in turn before a channel begins, all within `TIMEOUT_S` seconds.
+
+    OSError if the other side has gone, is too slow, or sends something else.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._due = connection, SYSTEM.monotonic() + TIMEOUT_S
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Send a message of the handshake."""
+        self.send(HELLO, msgspec.msgpack.encode(message))
+
+    def hear(self, kind: type[Message]) -> Message:
+        """Return the next message of the handshake."""
+        found, payload = self.receive(_MOST_GREETING)
+        try:
+            if found != HELLO:
+                raise ConnectionError(f"a frame of kind {found} instead of a greeting")
+            return msgspec.msgpack.decode(payload, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"no message of a handshake: {error}") from error
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame."""
+        self._wait()
+        self._connection.sendall(frame(kind, 0, payload))
+
+    def receive(self, most: int = MAX_PAYLOAD) -> tuple[int, bytes]:
+        """Return the kind and the payload, of at most so many bytes, of the next frame."""
+        length, _, _, kind = HEAD.unpack(self._exactly(HEAD.size))
+        if length > most:
+            raise ConnectionError(f"a frame of {length} bytes; expected at most {most}")
+        return kind, self._exactly(length)
+
+    def _exactly(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            self._wait()
+            data = self._connection.recv(size - len(found))
+            if not data:
+                raise ConnectionResetError("the other side has gone")
+            found += data
+        return bytes(found)
+
+    def _wait(self) -> None:
+        left_s = self._due - SYSTEM.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"no answer within {TIMEOUT_S:g} s")
+        self._connection.settimeout(left_s)

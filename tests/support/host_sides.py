@@ -1,0 +1,131 @@
+"""Attention on the host twice over the same pages: with a helper at an address, and by this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.host_address import HelperAddress
+from common.pages.identity import PAGE
+from common.transport.memory_segment import MemorySegment
+from engine.decoder.executor.host_attention import HostAttention, HostAttentionThread
+from engine.decoder.executor.torch_executor import StepRows
+from engine.host.helped_attention import HelpedAttention, helped
+from engine.kernels.page_memory import PageMemory, segment_bytes
+from engine.models.decoders.compiled_decoder import load_kernels
+from engine.models.decoders.family import parse_decoder
+from engine.models.decoders.spec import DecoderSpec
+
+PAGES, LAYERS, HEADS, KV_HEADS, DIM = 40, 3, 6, 2, 24
+NEVER_S = 3600.0
+
+
+def decoder_spec() -> DecoderSpec:
+    """Return a model whose middle layer has a window, so that pages lie in two groups; its scores are capped."""
+    config = {
+        "model_type": "gemma2", "hidden_size": HEADS * DIM, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": DIM, "num_hidden_layers": LAYERS, "intermediate_size": 1,
+        "vocab_size": 1, "max_position_embeddings": 2048, "sliding_window": 50, "query_pre_attn_scalar": 40,
+        "attn_logit_softcapping": 5.0,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    }  # fmt: skip
+    return parse_decoder(config, where="test")
+
+
+class Side(NamedTuple):
+    """Attention over pages of its own."""
+
+    attention: HostAttention
+    pools: list[PageMemory]
+
+
+class Sides(NamedTuple):
+    """The same pages twice: attended with the help of who attaches at `address`, and by this process alone."""
+
+    ours: Side
+    alone: Side
+    address: HelperAddress
+
+    @property
+    def helped(self) -> HelpedAttention:
+        assert isinstance(self.ours.attention, HelpedAttention)
+        return self.ours.attention
+
+
+def _pools(segment: MemorySegment | None, dtype: torch.dtype) -> list[PageMemory]:
+    spec, cpu = decoder_spec(), torch.device("cpu")
+    pools = [
+        PageMemory(spec, window, layers, PAGES, dtype=dtype, device=cpu, segment=segment, packed=True)
+        for window, layers in spec.groups
+    ]  # fmt: skip
+    for pool in pools:
+        pool.data.copy_(
+            torch.randn(pool.data.shape, generator=torch.Generator().manual_seed(len(pool.layers)))
+        )
+    return pools
+
+
+@contextmanager
+def two_sides(address: HelperAddress, dtype: torch.dtype) -> Iterator[Sides]:
+    """Make both sides; the one that is helped waits for ever."""
+    kernels, spec = load_kernels(), decoder_spec()
+    assert kernels is not None
+    segment = MemorySegment(segment_bytes(spec, PAGES, dtype))
+    ours, alone = _pools(segment, dtype), _pools(None, dtype)
+    own = HostAttentionThread(kernels, spec, ours)
+    made = helped(own, address, spec, ours, segment, threads=1)
+    made.patience_s = NEVER_S
+    found = Sides(Side(made, ours), Side(HostAttentionThread(kernels, spec, alone), alone), address)
+    try:
+        yield found
+    finally:
+        found.alone.attention.close()
+        made.close()
+
+
+def step(side: Side, queries: list[StepRows], seed: int, disturb: object = None) -> list[Tensor]:
+    """Attend with two sub-batches in flight in all layers; return every result. `disturb` is called amid."""
+    halves = [half for half in (queries[::2], queries[1::2]) if half]
+    batches = [side.attention.plan(half) for half in halves]
+    draw = torch.Generator().manual_seed(seed)
+    results = []
+    for group, pool in enumerate(side.pools):
+        for at in range(len(pool.layers)):
+            flights = []
+            for batch, half in zip(batches, halves, strict=True):
+                joined = torch.randn(len(half), HEADS + 2 * KV_HEADS, DIM, generator=draw)
+                out = torch.empty(len(half), HEADS, DIM)
+                flights.append((batch.submit(group, at, joined, out), joined, out))
+            if callable(disturb):
+                disturb()
+            for waits, _, out in flights:
+                waits.wait()
+                results.append(out)
+    return results
+
+
+def queries_of(lengths: list[int], seed: int) -> list[StepRows]:
+    """Return a decoding row of each sequence at the end of its context, on pages drawn without repetition."""
+    order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(seed)).tolist()
+    found = []
+    for length in lengths:
+        count = -(-length // PAGE)
+        mine, order = order[:count], order[count:]
+        found.append(StepRows([length - 1], [mine, mine]))
+    return found
+
+
+def check_same(
+    sides: Sides, seed: int, disturb: object = None, lengths: tuple[int, ...] = (70, 300, 1, 33)
+) -> None:
+    """Attend on both sides, and compare the bits of results and pages."""
+    queries = queries_of(list(lengths), seed)
+    ours = step(sides.ours, queries, seed, disturb)
+    alone = step(sides.alone, queries, seed)
+    assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
+    for mine, theirs in zip(sides.ours.pools, sides.alone.pools, strict=True):
+        assert torch.equal(mine.data, theirs.data)
