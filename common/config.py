@@ -191,9 +191,8 @@ def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
         if kind is bool and value.lower() in {"1", "true", "yes", "on", "0", "false", "no", "off"}:
             return value.lower() in {"1", "true", "yes", "on"}
         if not value.isprintable():
-            raise ConfigError(
-                f"{source} is {_shown(value)}: expected text without control characters"
-            )
+            shown = "not shown" if field == "host_secret" else _shown(value)
+            raise ConfigError(f"{source} is {shown}: expected text without control characters")
     try:
         found = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ValueError) as error:
