@@ -36,7 +36,7 @@ def decoder_spec() -> DecoderSpec:
     return parse_decoder(config, where="test")
 
 
-class Side(NamedTuple):
+class AttendingSide(NamedTuple):
     """Attention over pages of its own."""
 
     attention: HostAttention
@@ -46,8 +46,8 @@ class Side(NamedTuple):
 class Sides(NamedTuple):
     """The same pages twice: attended with the help of who attaches at `address`, and by this process alone."""
 
-    ours: Side
-    alone: Side
+    ours: AttendingSide
+    alone: AttendingSide
     address: HelperAddress
 
     @property
@@ -79,7 +79,11 @@ def two_sides(address: HelperAddress, dtype: torch.dtype) -> Iterator[Sides]:
     own = HostAttentionThread(kernels, spec, ours)
     made = helped(own, address, spec, ours, segment, threads=1)
     made.patience_s = NEVER_S
-    found = Sides(Side(made, ours), Side(HostAttentionThread(kernels, spec, alone), alone), address)
+    found = Sides(
+        AttendingSide(made, ours),
+        AttendingSide(HostAttentionThread(kernels, spec, alone), alone),
+        address,
+    )
     try:
         yield found
     finally:
@@ -87,7 +91,9 @@ def two_sides(address: HelperAddress, dtype: torch.dtype) -> Iterator[Sides]:
         made.close()
 
 
-def step(side: Side, queries: list[StepRows], seed: int, disturb: object = None) -> list[Tensor]:
+def step(
+    side: AttendingSide, queries: list[StepRows], seed: int, disturb: object = None
+) -> list[Tensor]:
     """Attend with two sub-batches in flight in all layers; return every result. `disturb` is called amid."""
     halves = [half for half in (queries[::2], queries[1::2]) if half]
     batches = [side.attention.plan(half) for half in halves]

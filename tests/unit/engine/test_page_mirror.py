@@ -22,7 +22,7 @@ from tests.support.host_sides import DIM, KV_HEADS, decoder_spec
 PAGES, TURNS, MOST = 16, 25, 5 * PAGE
 
 
-class Held(NamedTuple):
+class HeldPages(NamedTuple):
     """A sequence: its pages, the same in both groups, and how many tokens it has."""
 
     pages: list[int]
@@ -45,7 +45,8 @@ class _Pair:
             for each in (segment, None)
         )  # fmt: skip
         self.mirror = PageMirror(self.ours)
-        self.held: list[Held] = []
+        self.window = next(pool.window for pool in self.ours if pool.window)
+        self.held: list[HeldPages] = []
         self.free = list(range(PAGES))
         self.sent = 0
         torch.manual_seed(seed)
@@ -61,7 +62,7 @@ class _Pair:
         for pool in self.ours:
             for layer in range(len(pool.layers)):
                 store_layer(pool, pages, layer, torch.randn(count, *pool.data.shape[2:]).bfloat16())
-        self.held.append(Held(pages, tokens))
+        self.held.append(HeldPages(pages, tokens))
 
     def end(self) -> None:
         """Free the pages of a sequence, after its last rows were cleared, perhaps."""
@@ -79,7 +80,7 @@ class _Pair:
             pages, tokens = self.held[at]
             tokens = max(1, tokens - self.draw.randint(1, 3))
             self.free += pages[-(-tokens // PAGE) :]
-            self.held[at] = Held(pages[: -(-tokens // PAGE)], tokens)
+            self.held[at] = HeldPages(pages[: -(-tokens // PAGE)], tokens)
 
     def decode(self) -> None:
         """Decode a row of some sequences: with the helper, without it, or with it until it is late."""
@@ -91,8 +92,8 @@ class _Pair:
                 if not self.free:
                     return
                 pages = [*pages, self.free.pop()]
-            self.held[at] = Held(pages, tokens + 1)
-            first = max(0, tokens - (decoder_spec().groups[1][0] or 0) + 1) // PAGE
+            self.held[at] = HeldPages(pages, tokens + 1)
+            first = max(0, tokens - self.window + 1) // PAGE
             seen = [page if n >= first else -1 for n, page in enumerate(pages)]
             order = (pages, seen) if self.ours[1].window else (seen, pages)
             queries.append(StepRows([tokens], order))
@@ -103,14 +104,15 @@ class _Pair:
         step = StepTables(found.positions, found.ends, tables, found.starts)
         layers = sum(len(pool.layers) for pool in self.ours)
         by_helper = self.draw.choice((0, layers, layers, self.draw.randrange(layers)))
-        if not by_helper:
-            self.mirror.missed(step)
-        for group, pool in enumerate(self.ours):
-            for layer in range(len(pool.layers)):
-                self._append(step, group, layer, helped=by_helper > 0)
-                by_helper -= 1
-                if by_helper == 0:
-                    self.mirror.missed(step)  # late; the other layers are this process'
+        places = [
+            (group, layer)
+            for group, pool in enumerate(self.ours)
+            for layer in range(len(pool.layers))
+        ]
+        for number, (group, layer) in enumerate(places):
+            if number == by_helper:
+                self.mirror.missed(step)  # this and the other layers are this process'
+            self._append(step, group, layer, helped=number < by_helper)
 
     def _append(self, step: StepTables, group: int, layer: int, *, helped: bool) -> None:
         needs = self.mirror.needs(step)[group]
@@ -124,7 +126,7 @@ class _Pair:
         pages, data = self.mirror.read(group, layer, needs, lacking)
         self.sent += len(pages)
         raw = theirs.raw()
-        raw[pages, layer] = np.frombuffer(data, np.uint8).reshape(len(pages), -1)
+        raw[pages, layer] = np.frombuffer(data, np.uint8).reshape(len(pages), raw.shape[2])
         self.mirror.appended(group, layer, needs)
         theirs.write(layer, theirs.slots(*places), *rows)
         for page, tokens in zip(needs.pages, needs.tokens, strict=True):
@@ -145,7 +147,7 @@ def test_a_helper_has_what_it_attends_to(seed: int) -> None:
 def test_no_page_is_sent_twice() -> None:
     """A sequence that the helper attends to sends its pages once, and again only what others have written."""
     pair = _Pair(1)
-    pair.held.append(Held([3, 5], 50))
+    pair.held.append(HeldPages([3, 5], 50))
     pair.free = [7, 8]
     pair.draw.random = lambda: 0.0  # type: ignore[method-assign] - every sequence has a row in every step
     pair.draw.choice = lambda found: found[1]  # type: ignore[method-assign, assignment] - by the helper
