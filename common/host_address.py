@@ -27,6 +27,9 @@ class HelperAddress(NamedTuple):
         """How the two processes speak."""
         return "unix" if self.path else "tcp"
 
+    def __repr__(self) -> str:
+        return f"HelperAddress({self})"  # without the secret
+
     def __str__(self) -> str:
         if self.path:
             return self.path

@@ -64,9 +64,12 @@ class TcpAcceptor:
         greeting.say(TcpChallenge(VERSION, nonce))
         hello = greeting.hear(TcpHello)
         said = (nonce, hello.nonce, hello.digest.encode())
-        if why := self._against(hello, said) or taken:
+        if why := self._against(hello, said):
             greeting.say(TcpWelcome(refusal=why))
             raise PermissionError(why)
+        if taken:
+            greeting.say(TcpWelcome(refusal=taken, taken=True))
+            raise PermissionError(taken)
         encoded = msgspec.msgpack.encode(layout)
         proof = prove(self._address.secret, "gpu_worker", *said, encoded)
         greeting.say(TcpWelcome(encoded, proof))

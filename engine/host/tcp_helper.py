@@ -66,7 +66,7 @@ class TcpHelper:
     """
 
     def __init__(self, address: HelperAddress, library: ChannelLibrary) -> None:
-        """Attach; OSError if no worker is there or memory is not to be had, ConfigError if either side refuses."""
+        """Attach; OSError if no worker has a place or memory is not to be had, ConfigError if a side refuses."""
         self.connection = socket.create_connection((address.host, address.port), TIMEOUT_S)
         try:
             tune(self.connection)
@@ -107,7 +107,8 @@ class TcpHelper:
         greeting.say(TcpHello(VERSION, library.digest, nonce, proof))
         welcome = greeting.hear(TcpWelcome)
         if welcome.refusal:
-            raise ConfigError(f"the gpu_worker at {address} refuses this helper: {welcome.refusal}")
+            why = f"the gpu_worker at {address} refuses this helper: {welcome.refusal}"
+            raise ConnectionRefusedError(why) if welcome.taken else ConfigError(why)
         if not proves(welcome.proof, address.secret, "gpu_worker", *said, welcome.layout):
             raise ConfigError(
                 f"who listens at {address} does not know the secret; expected one SPILLWAY_HOST_SECRET on both sides"

@@ -61,11 +61,15 @@ class TcpHello(msgspec.Struct, frozen=True):
 
 
 class TcpWelcome(msgspec.Struct, frozen=True):
-    """What a gpu_worker answers: the encoded layout, which its proof covers, or `refusal` says why not."""
+    """What a gpu_worker answers: the encoded layout, which its proof covers, or `refusal` says why not.
+
+    One that is `taken` may have a place later: it notices late that a helper's machine has gone.
+    """
 
     layout: bytes = b""
     proof: bytes = b""
     refusal: str = ""
+    taken: bool = False
 
 
 class SlotArguments(msgspec.Struct, frozen=True, array_like=True):

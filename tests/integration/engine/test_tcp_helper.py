@@ -145,7 +145,7 @@ def test_who_is_refused(sides: Sides) -> None:
     assert sides.helped.layers["helper"] == 0
     with _helping(address):
         _channel(sides)
-        with pytest.raises(ConfigError, match="another helper is attached"):
+        with pytest.raises(ConnectionRefusedError, match="another helper is attached"):
             TcpHelper(address, library)
         check_same(sides, 2)
     assert sides.helped.layers["helper"] > 0

@@ -30,6 +30,7 @@ def test_an_address(setting: str, expected: HelperAddress | None) -> None:
     )
 
     assert found == expected
+    assert SECRET not in repr(found)
     if setting.startswith("tcp"):
         assert str(found) == setting
 
