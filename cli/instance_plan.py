@@ -28,8 +28,8 @@ from common.config import (
 )
 from common.devices import detect, lanes, torch_version, within_reach
 from common.errors import ConfigError
-from common.host_address import channel_kind
 from common.placement import overflow_workers, place, place_host
+from common.types.helper_address import channel_kind
 
 REDIS, REDIS_PAGES = "redis", "redis-pages"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import ROOT
-from common.host_address import ChannelKind, HelperAddress
+from common.types.helper_address import ChannelKind, HelperAddress
 
 _LIMIT_S = 60.0
 _SECRET = "known to both sides alone"  # noqa: S105 - of measurements and tests

@@ -13,9 +13,9 @@ import msgspec
 
 from bench.engine import exactness, random_models
 from common.cost.step import Step
-from common.host_address import HelperAddress
 from common.pages.identity import page_ids, root_id
 from common.types.generation import SamplingParams
+from common.types.helper_address import HelperAddress
 from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.torch_executor import TorchExecutor

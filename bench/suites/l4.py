@@ -19,9 +19,9 @@ from bench.pairs import Blocks, measure_pairs
 from bench.suites.engine_pairs import told
 from common.devices import detect, show_cores
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from engine.decoder.executor.host_attention import HostAttentionThread, HostSubBatch
 from engine.decoder.executor.torch_executor import StepRows
 from engine.host.helped_attention import helped

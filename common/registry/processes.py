@@ -14,9 +14,9 @@ from common.bus import Bus, BusDown, keys
 from common.bus.connection import BusFull
 from common.config import Common, WorkerConfig
 from common.devices import detect
-from common.host_address import channel_kind
 from common.process_identity import here
 from common.redis.replies import hash_of
+from common.types.helper_address import channel_kind
 from common.wire.message import decode, encode
 from common.wire.registry import ProcessRecord
 

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from engine.decoder.executor.host_attention import (
     HostAttention,
     HostResult,

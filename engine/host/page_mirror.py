@@ -1,4 +1,4 @@
-"""What a helper on another machine has of a gpu_worker's pages, so that only what changed is sent."""
+"""The mirror of a gpu_worker's pages that a helper on another machine has, so that only what changed is sent."""
 
 from __future__ import annotations
 

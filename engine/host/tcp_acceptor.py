@@ -12,9 +12,9 @@ import msgspec
 from common.clock import SYSTEM
 from common.cost.linear import Probe
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.transport.frames import CALL, RESULT
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from engine.decoder.executor.interface import Moved
 from engine.host.channel import ChannelLayout, ChannelLibrary
 from engine.host.handshake import HelperAttached

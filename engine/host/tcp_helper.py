@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from common import log
 from common.clock import SYSTEM
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.transport.frames import CALL, RESULT, BadFrame, FrameReader, frame
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from engine.host.channel import ChannelLayout, ChannelLibrary, HostChannel
 from engine.host.handshake import HelperAttached
 from engine.host.tcp_messages import (

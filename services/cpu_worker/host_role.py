@@ -8,8 +8,8 @@ from common import log
 from common.config import WorkerConfig
 from common.errors import ConfigError
 from common.health import Health
-from common.host_address import HelperAddress
 from common.tasks import Supervisor, wait
+from common.types.helper_address import HelperAddress
 from engine.host.channel import ChannelLibrary, load_channel
 from engine.host.helper import HostHelper
 from engine.host.tcp_helper import TcpHelper
@@ -26,7 +26,7 @@ async def help_host(
     It attends with `config.threads` threads. ConfigError if there is no socket, no native library, or the worker
     refuses this build or, over TCP, does not know the secret.
     """
-    address = HelperAddress.of(config)
+    address = HelperAddress.of(config.data_dir, config.host_socket, config.host_secret)
     if address is None:
         raise ConfigError(
             "SPILLWAY_ROLE is 'host' and SPILLWAY_HOST_SOCKET is empty; expected the socket of a gpu_worker"

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.host_address import HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from engine.decoder.executor.host_attention import HostAttention, HostAttentionThread
 from engine.decoder.executor.torch_executor import StepRows
 from engine.host.helped_attention import HelpedAttention, helped

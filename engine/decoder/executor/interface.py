@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from common.cost.linear import LinearCost
-from common.host_address import ChannelKind
 from common.pages.codec import Buffer, Header
 from common.pages.identity import PageId
 from common.pages.keys import PageKey
 from common.types.generation import SamplingParams
+from common.types.helper_address import ChannelKind
 from common.types.model_card import ModelCard
 
 

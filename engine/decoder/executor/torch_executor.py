@@ -15,10 +15,10 @@ from torch import Tensor
 
 from common import log
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.native.library import cpu_flags
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment
+from common.types.helper_address import HelperAddress
 from common.types.model_card import ModelCard
 from common.types.pages import PageForm
 from engine.decoder.executor import interface as border

@@ -14,11 +14,11 @@ from common.bus.metrics import lane_label
 from common.config import WorkerConfig
 from common.devices import detect
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.ids import Family
 from common.pages.store import PageStore
 from common.placement import Placement, place_host
 from common.registry.models import Models
+from common.types.helper_address import HelperAddress
 from common.wire.registry import WorkerRecord
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
@@ -180,5 +180,7 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         form=config.page_form,
         host_threads=host.threads if host else 0,
         host_cores=host.cores if host else (),
-        helper=HelperAddress.of(config) if host else None,
+        helper=HelperAddress.of(config.data_dir, config.host_socket, config.host_secret)
+        if host
+        else None,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from common.host_address import ChannelKind
+from common.types.helper_address import ChannelKind
 from engine.decoder.executor.interface import AttendedBy, Moved
 from engine.decoder.offload.plan import Choice
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from bench.engine import home_runs
 from bench.engine.helper_process import helper_process, local_address, wait_until
 from bench.engine.home_runs import HomeSides
-from common.host_address import ChannelKind, HelperAddress
+from common.types.helper_address import ChannelKind, HelperAddress
 from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
 from engine.decoder.executor.host_link import Ready
 from engine.decoder.offload.plan import OffloadMode

@@ -19,10 +19,10 @@ from bench.engine.helper_process import helper_process, local_address, wait_unti
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.errors import ConfigError
-from common.host_address import ChannelKind, HelperAddress
 from common.ids import Family
 from common.registry.latest_steps import LatestSteps
 from common.types.generation import SamplingParams
+from common.types.helper_address import ChannelKind, HelperAddress
 from common.wire.jobs import GenerateWork
 from common.wire.registry import StepRecord
 from engine.decoder.executor.interface import Moved

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from bench import ROOT
 from bench.engine.helper_process import helper_process, local_address, wait_until
 from common.errors import ConfigError
-from common.host_address import ChannelKind, HelperAddress
 from common.pages.identity import PAGE
 from common.transport.memory_segment import MemorySegment, attach
+from common.types.helper_address import ChannelKind, HelperAddress
 from engine.decoder.executor.torch_executor import StepRows
 from engine.host import handshake
 from engine.host.channel import ChannelLibrary, load_channel

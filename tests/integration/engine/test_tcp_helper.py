@@ -18,7 +18,7 @@ from bench.engine.helper_process import local_address, wait_until
 from common.cost.linear import Probe
 from common.cost.online import OnlineCost
 from common.errors import ConfigError
-from common.host_address import HelperAddress
+from common.types.helper_address import HelperAddress
 from engine.decoder.executor.torch_executor import StepRows
 from engine.host.channel import ChannelLibrary, load_channel
 from engine.host.tcp_channel import TcpChannel
@@ -27,7 +27,7 @@ from engine.host.tcp_messages import Greeting, TcpChallenge, TcpHello, TcpWelcom
 from engine.models.decoders.compiled_decoder import load_kernels
 from tests.support.host_sides import LAYERS, Sides, check_same, step, two_sides
 
-CUTS = 300 if os.environ.get("SPILLWAY_PROFILE") == "soak" else 20
+CUTS = 300 if os.environ.get("SPILLWAY_PROFILE") == "soak" else 8
 GREETING_BYTES, ECHO_BYTES, STEP_BYTES = 1500, 1 << 20, 400_000
 pytestmark = pytest.mark.skipif(
     load_kernels() is None or load_channel() is None, reason="no compiler for the kernels"
@@ -179,7 +179,9 @@ def test_a_gpu_worker_without_the_secret() -> None:
 
         thread = threading.Thread(target=welcome)
         thread.start()
-        address = HelperAddress("", *listener.getsockname(), "a secret of some length")
+        address = HelperAddress(
+            "", "127.0.0.1", listener.getsockname()[1], "a secret of some length"
+        )
         with pytest.raises(ConfigError, match="does not know the secret"):
             TcpHelper(address, _library())
         thread.join()
@@ -230,7 +232,7 @@ class _CutWay:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.timeout(0 if CUTS > 20 else 120)
+@pytest.mark.timeout(0 if CUTS > 8 else 120)
 def test_a_way_that_is_cut(sides: Sides, seed: int) -> None:
     """A connection that ends after any byte, in a greeting, an echo, pages, rows or results, changes no bit."""
     print(f"seed {seed}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from engine.kernels.attention_plan import lay_out
 from engine.kernels.page_memory import PageMemory, segment_bytes, store_layer, unpack
 from tests.support.host_sides import DIM, KV_HEADS, decoder_spec
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
+T = TypeVar("T")
 PAGES, TURNS, MOST = 16, 25, 5 * PAGE
 
 
@@ -144,13 +148,22 @@ def test_a_helper_has_what_it_attends_to(seed: int) -> None:
         pair.draw.choice((pair.begin, pair.begin, pair.end, pair.shorten, *4 * [pair.decode]))()
 
 
+class _Always(random.Random):
+    """Draws so that every sequence has a row in every step, and the helper attends to all layers."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
+        return seq[1]
+
+
 def test_no_page_is_sent_twice() -> None:
     """A sequence that the helper attends to sends its pages once, and again only what others have written."""
     pair = _Pair(1)
     pair.held.append(HeldPages([3, 5], 50))
     pair.free = [7, 8]
-    pair.draw.random = lambda: 0.0  # type: ignore[method-assign] - every sequence has a row in every step
-    pair.draw.choice = lambda found: found[1]  # type: ignore[method-assign, assignment] - by the helper
+    pair.draw = _Always(1)
     pair.decode()
     layers = sum(len(pool.layers) for pool in pair.ours)
     assert pair.sent == 2 * layers

@@ -1,4 +1,4 @@
-"""Where a gpu_worker meets its helper for attention on the host: a Unix socket, or TCP for one on another machine."""
+"""The address at which a gpu_worker meets its helper for attention: a Unix socket, or TCP to another machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from common.config import WorkerConfig
 from common.errors import ConfigError
 
 ChannelKind = Literal["unix", "tcp"]
@@ -37,20 +36,19 @@ class HelperAddress(NamedTuple):
         return f"{_SCHEME}{host}:{self.port}"
 
     @classmethod
-    def of(cls, config: WorkerConfig) -> HelperAddress | None:
+    def of(cls, data_dir: str, setting: str, secret: str) -> HelperAddress | None:
         """Return what `SPILLWAY_HOST_SOCKET` says, None if it says nothing; ConfigError if nobody could meet there."""
-        setting = config.host_socket
         if not setting:
             return None
         if not setting.startswith(_SCHEME):
-            return cls(str(Path(config.data_dir) / setting))
+            return cls(str(Path(data_dir) / setting))
         host, port = _split(setting)
-        if len(config.host_secret) < _LEAST_SECRET:
+        if len(secret) < _LEAST_SECRET:
             raise ConfigError(
-                f"SPILLWAY_HOST_SOCKET is {setting!r} and SPILLWAY_HOST_SECRET has {len(config.host_secret)} "
+                f"SPILLWAY_HOST_SOCKET is {setting!r} and SPILLWAY_HOST_SECRET has {len(secret)} "
                 f"characters; expected one secret of at least {_LEAST_SECRET} for the gpu_worker and its helper"
             )
-        return cls("", host, port, config.host_secret)
+        return cls("", host, port, secret)
 
 
 def channel_kind(setting: str) -> ChannelKind:

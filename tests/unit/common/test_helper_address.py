@@ -6,8 +6,8 @@ import pytest
 
 from common.config import WorkerConfig
 from common.errors import ConfigError
-from common.host_address import HelperAddress
 from common.registry.processes import PRIVATE, shown_settings
+from common.types.helper_address import HelperAddress
 
 SECRET = "s" * 16
 
@@ -25,9 +25,7 @@ SECRET = "s" * 16
 )
 def test_an_address(setting: str, expected: HelperAddress | None) -> None:
     """A path lies in the data directory; the address of TCP reads as it was written."""
-    found = HelperAddress.of(
-        WorkerConfig(data_dir="/data", host_socket=setting, host_secret=SECRET)
-    )
+    found = HelperAddress.of("/data", setting, SECRET)
 
     assert found == expected
     assert SECRET not in repr(found)
@@ -45,14 +43,14 @@ def test_an_address(setting: str, expected: HelperAddress | None) -> None:
 def test_no_address(setting: str) -> None:
     """What names no host and port stops the start."""
     with pytest.raises(ConfigError, match=r"SPILLWAY_HOST_SOCKET .* expected tcp://HOST:PORT"):
-        HelperAddress.of(WorkerConfig(host_socket=setting, host_secret=SECRET))
+        HelperAddress.of("/data", setting, SECRET)
 
 
 @pytest.mark.parametrize("secret", ["", "s" * 15])
 def test_a_secret_is_needed(secret: str) -> None:
     """Without a secret of some length nobody listens on TCP; the error does not repeat it."""
     with pytest.raises(ConfigError, match="SPILLWAY_HOST_SECRET has") as error:
-        HelperAddress.of(WorkerConfig(host_socket="tcp://host:7070", host_secret=secret))
+        HelperAddress.of("/data", "tcp://host:7070", secret)
     assert "sss" not in str(error.value)
 
 
