@@ -9,6 +9,7 @@ from common.pages.identity import PAGE, PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
+from engine.decoder.offload.plan import SharedPage
 from engine.decoder.sequence import Range, TokenSequence, touched
 
 
@@ -43,6 +44,7 @@ class PageTable:
         groups, into new pages: no page of another sequence is written.
         """
         ids, groups = sequence.ids, range(len(self.pools))
+        has = self.tiers.has if host else self.tiers.has_on_device
         last = (sequence.length - 1) // PAGE
         pages = [[-1] * (last + 1) for _ in groups]
         loads: list[list[int]] = [[] for _ in groups]
@@ -52,7 +54,7 @@ class PageTable:
             needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
             if not needed:
                 break
-            if not all(self._finds(g, ids[page], host=host) for g in needed):
+            if not all(has(g, ids[page]) for g in needed):
                 computed.append(page)
                 seen = [min(seen[g], self._sees(g, page * PAGE)) for g in groups]
                 continue
@@ -67,11 +69,6 @@ class PageTable:
                 start = todo.pop()[0]
             todo.append((start, end))
         return PrefixMatch(todo, pages, loads)
-
-    def _finds(self, group: int, page_id: PageId, *, host: bool) -> bool:
-        if host:
-            return self.tiers.has(group, page_id)
-        return self.pools[group].find(page_id) is not None
 
     def _sees(self, group: int, position: int) -> int:
         """Return the lowest position that a row at `position` attends to."""
@@ -141,15 +138,14 @@ class PageTable:
         """Return how many pages each group of a tier can give."""
         return min(pool.available for pool in self.tiers.pools(tier))
 
-    def ties(self, sequence: TokenSequence) -> tuple[int, int, list[tuple[int, int, bool]]]:
+    def ties(self, sequence: TokenSequence) -> tuple[int, int, tuple[SharedPage, ...]]:
         """Return what a sequence's leaving its home neither copies nor frees.
 
-        These are pages that need no copy, since the other tier has one in use or windows have passed them, those that
-        windows have passed, and (page, references, whether a copy is in use) of those that others hold as well. Of
-        several groups it is the one that promises least.
+        These are how many pages need no copy, since the other tier has one in use or windows have passed them, how many
+        windows have passed, and those that others hold as well. Of several groups it is the one that promises least.
         """
         copies: list[int] = []
-        least: tuple[int, list[tuple[int, int, bool]]] = (0, [])
+        least: tuple[int, tuple[SharedPage, ...]] = (0, ())
         for group, held in enumerate(sequence.pages):
             own, there = self.tiers.pools(sequence.home)[group], self._other(sequence)[group]
             passed = sum(page < 0 for page in held)
@@ -158,11 +154,11 @@ class PageTable:
                 page >= 0 and there.holds(page_id)
                 for page, page_id in zip(full, sequence.ids, strict=False)
             ]
-            shared = [
-                (page, own.references(page), at < len(used) and used[at])
+            shared = tuple(
+                SharedPage(page, own.references(page), at < len(used) and used[at])
                 for at, page in enumerate(held)
                 if page >= 0 and own.references(page) > 1
-            ]
+            )
             copies.append(passed + sum(used))
             least = max(least, (passed, shared), key=lambda each: each[0] + len(each[1]))
         return min(copies, default=0), *least

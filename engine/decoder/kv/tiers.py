@@ -86,6 +86,10 @@ class PageTiers:
         pools = self.device[group], self.host[group]
         return any(pool.find(page_id) is not None for pool in pools)
 
+    def has_on_device(self, group: int, page_id: PageId) -> bool:
+        """True if the page is on the device."""
+        return self.device[group].find(page_id) is not None
+
     def used(self, group: int, page_id: PageId) -> None:
         """Note that a sequence has used a page: the page may be saved again, even if the host had dropped it."""
         self._declined[group].discard(page_id)

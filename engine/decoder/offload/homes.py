@@ -22,7 +22,6 @@ from engine.decoder.offload.plan import (
     PoolState,
     PromptState,
     Resume,
-    SharedPage,
     pages_of,
 )
 from engine.decoder.offload.scheduler import schedule
@@ -204,11 +203,11 @@ def _held(sequence: TokenSequence) -> int:
 def _decode_state(
     number: int, sequence: TokenSequence, table: PageTable, *, pressed: bool
 ) -> DecodeState:
-    copies, passed, shared = table.ties(sequence) if pressed else (0, 0, [])
+    copies, passed, shared = table.ties(sequence) if pressed else (0, 0, ())
     pages = pages_of(sequence.length) - table.wants(sequence, [sequence.length - 1])
     return DecodeState(
         number, sequence.home, sequence.length, pages, copies, passed,
-        tuple(SharedPage(*each) for each in shared), sequence.skipped, sequence.settled,
+        shared, sequence.skipped, sequence.settled,
     )  # fmt: skip
 
 

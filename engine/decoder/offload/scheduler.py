@@ -437,8 +437,8 @@ def _resumed(
     alone: bool,
 ) -> _Placed | None:
     """Return how a prompt goes on from pages that only the host has; None if it must wait."""
-    covered, lonely = _covered(draft, prompt), alone and not draft.host
-    whole = prompt.rows <= budget and (covered or lonely)
+    lonely = alone and not draft.host
+    whole = prompt.rows <= budget and (lonely or _covered(draft, prompt))
     tiers: tuple[LocalTier, LocalTier] = ("device", "host")
     there = [_Placed(prompt, prompt.rows, "host", tier, "attend") for tier in tiers]
     attending = frozenset(
@@ -449,7 +449,7 @@ def _resumed(
     beside = StepWork(
         draft.rows, draft.device_s(), draft.costs.host_s(*draft.in_place()), draft.copies()
     )
-    fits = ResumeFits(on_device, attending, covered)
+    fits = ResumeFits(on_device, attending, hidden=not lonely)
     chosen = choose_resume(prompt, beside, fits, draft.costs)
     if chosen is None:
         return None

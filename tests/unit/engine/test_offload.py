@@ -43,6 +43,7 @@ def states(draw: st.DrawFn) -> OffloadState:
     """Draw queues whose sequences hold the pages that their lengths need, and pools that hold them."""
     rng = random.Random(draw(st.integers(0, 1 << 30)))
     most = draw(st.sampled_from((40, 400, 4000)))
+    longest_skip = rng.choice((PATIENCE, STARVED))  # beyond PATIENCE the host gets no prompt
     prompts, decoding = list[PromptState](), list[DecodeState]()
     elsewhere = {"device": 0, "host": 0}  # pages of histories that others hold
     for order in range(draw(st.integers(0, 40))):
@@ -59,7 +60,7 @@ def states(draw: st.DrawFn) -> OffloadState:
         home = "host" if rng.random() < 0.5 else "device"
         pages = pages_of(length - 1)
         copies = rng.randint(0, pages) if rng.random() < 0.2 else 0
-        skipped = rng.randrange(STARVED) if home == "host" else 0
+        skipped = rng.randrange(longest_skip) if home == "host" else 0
         settled = rng.randrange(2 * SETTLE)
         decoding.append(
             DecodeState(order, home, length, pages, copies, skipped=skipped, settled=settled)  # type: ignore[arg-type]
@@ -115,6 +116,16 @@ def _sharing(
         saved[home] = len(shared) * (len(some) - 1)
         decoding = [each._replace(shared=shared) if each in some else each for each in decoding]
     return decoding, saved
+
+
+def _slower(model: OffloadCosts, name: str, factor: float) -> OffloadCosts:
+    """Return costs of which one is so many times what it was."""
+    was = getattr(model, name)
+    if name == "page_s":
+        return model._replace(page_s=factor * was)
+    if name == "linear":
+        return model._replace(linear=CostTable((rows, factor * s) for rows, s in was.points))
+    return model._replace(**{name: was.scaled(factor)})
 
 
 def _rows(plan: OffloadPlan) -> list[int]:
@@ -196,12 +207,20 @@ def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
 
 
 @settings(max_examples=250)
-@given(states(), st.sampled_from(MACHINES), st.sampled_from((2048, 8192)))
-def test_a_plan_keeps_its_promises(state: OffloadState, machine: Machine, tokens: int) -> None:
-    """Budgets, one row a sequence, attention where the home is, both inequalities, nobody starved, no slower choice."""
+@given(
+    states(), st.sampled_from(MACHINES), st.sampled_from((2048, 8192)),
+    st.sampled_from(((1, 1), (300, 0.01), (1000, 1), (1000, 100))),
+)  # fmt: skip
+def test_a_plan_keeps_its_promises(
+    state: OffloadState, machine: Machine, tokens: int, slower: tuple[float, float]
+) -> None:
+    """Budgets, one row a sequence, attention where the home is, both inequalities, nobody starved, no slower choice.
+
+    So it is where pages come and the host attends so many times `slower`.
+    """
     model = LLAMA_7B if machine.name.startswith("T4") else LLAMA_8B
     limits = OffloadLimits(tokens, 256)
-    priced = costs(machine, model)
+    priced = _slower(_slower(costs(machine, model), "page_s", slower[0]), "host", slower[1])
     plan = schedule(state, limits, priced)
     rows = _rows(plan)
     decoding = {each.order: each for each in state.decoding}
@@ -332,16 +351,6 @@ def histories(draw: st.DrawFn) -> tuple[PromptState, StepWork, OffloadCosts]:
     return prompt, beside, model
 
 
-def _slower(model: OffloadCosts, name: str, factor: float) -> OffloadCosts:
-    """Return costs of which one is so many times what it was."""
-    was = getattr(model, name)
-    if name == "page_s":
-        return model._replace(page_s=factor * was)
-    if name == "linear":
-        return model._replace(linear=CostTable((rows, factor * s) for rows, s in was.points))
-    return model._replace(**{name: was.scaled(factor)})
-
-
 FITS = st.builds(
     ResumeFits, st.booleans(), st.frozensets(st.sampled_from(("device", "host"))), st.booleans()
 )
@@ -424,6 +433,20 @@ def test_golden_histories() -> None:
     assert choice(_slower(slow, "host", 0.25)) == ("attend", "host")
     # Where the link is a hundred times slower still, and the host slow, computing is all that is left.
     assert choice(_slower(_slower(slow, "page_s", 100), "host", 10)) == ("recompute", "device")
+
+    # In a step of its own the device waits for the host; beside a prompt of 1,000 rows it does not, and more rows follow.
+    state = OffloadState((prompt,), (), PoolState(1250, 1250), PoolState(8000, 8000))
+    fast = _slower(slow, "host", 0.05)
+    alone = schedule(state, LIMITS, fast)
+    assert (alone.why, alone.batches[0].prompts[0].attended) == ("in place", "host")
+    assert alone.batches[0].prompts[0].pages == 64
+    other = PromptState(1, ((0, 1000),))
+    both = schedule(state._replace(prompts=(other, prompt)), LIMITS, fast)
+    assert [chunk.resume for chunk in both.batches[0].prompts] == [None, "attend"]
+    assert (
+        both.seconds
+        < alone.seconds + schedule(state._replace(prompts=(other,)), LIMITS, fast).seconds
+    )
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OffloadMode))
