@@ -44,7 +44,7 @@ class PageTable:
         groups, into new pages: no page of another sequence is written.
         """
         ids, groups = sequence.ids, range(len(self.pools))
-        has = self.tiers.has if host else self.tiers.has_on_device
+        has = self.tiers.has if host else self._on_device
         last = (sequence.length - 1) // PAGE
         pages = [[-1] * (last + 1) for _ in groups]
         loads: list[list[int]] = [[] for _ in groups]
@@ -69,6 +69,9 @@ class PageTable:
                 start = todo.pop()[0]
             todo.append((start, end))
         return PrefixMatch(todo, pages, loads)
+
+    def _on_device(self, group: int, page_id: PageId) -> bool:
+        return self.pools[group].find(page_id) is not None
 
     def _sees(self, group: int, position: int) -> int:
         """Return the lowest position that a row at `position` attends to."""
@@ -242,7 +245,7 @@ class PageTable:
         sequence.home, sequence.pages = to, [[-1] * len(held) for held in before]
         for group, held in enumerate(before):
             for at, page_id in enumerate(sequence.ids[: (sequence.length - 1) // PAGE]):
-                page = self.tiers.find_at_home(to, group, page_id) if held[at] >= 0 else None
+                page = self.tiers.homes.find(to, group, page_id) if held[at] >= 0 else None
                 if page is not None:
                     sequence.pages[group][at] = page
         moves = self._copied(sequence, before)
@@ -257,7 +260,7 @@ class PageTable:
         computed = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
         for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
             used = [*(at for at, page in enumerate(held) if page >= 0), *loads]
-            takes = sum(not self.tiers.in_use("host", group, sequence.ids[at]) for at in used)
+            takes = sum(not self.tiers.homes.in_use("host", group, sequence.ids[at]) for at in used)
             if self.tiers.host[group].available < computed + takes:
                 return False
         return True
@@ -266,7 +269,9 @@ class PageTable:
         """Return how many of a tier's available pages a group gives to a sequence that moves there."""
         held = sequence.pages[group]
         full = zip(held[: (sequence.length - 1) // PAGE], sequence.ids, strict=False)
-        used = sum(page >= 0 and self.tiers.in_use(to, group, page_id) for page, page_id in full)
+        used = sum(
+            page >= 0 and self.tiers.homes.in_use(to, group, page_id) for page, page_id in full
+        )
         return sum(page >= 0 for page in held) - used
 
     def _copied(self, sequence: TokenSequence, before: Sequence[Sequence[int]]) -> list[PageMove]:
@@ -281,7 +286,7 @@ class PageTable:
                 if source < 0 or sequence.pages[group][at] >= 0:
                     continue
                 page_id = sequence.ids[at] if at < full else b""
-                page, sent = self.tiers.send(sequence.home, group, page_id)
+                page, sent = self.tiers.homes.send(sequence.home, group, page_id)
                 sequence.pages[group][at] = page
                 if not sent:
                     moves.append(PageMove(kind, group, page_id, source, page))

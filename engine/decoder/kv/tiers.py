@@ -14,6 +14,7 @@ from common.pages.identity import PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import Policy, make_policy
+from engine.decoder.kv.home_pages import HomePages
 from engine.decoder.kv.page_pool import PagePool
 
 SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
@@ -49,16 +50,12 @@ class PageTiers:
         self.moving: set[PageMove] = set()
         self.read: Counter[tuple[LocalTier, int, int]] = Counter()
         self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
-        # Pages with which sequences came home to the host: `shared` with one that uses them there, `found` there with
-        # nobody, or `copied` there.
-        self.homed: Counter[str] = Counter()
-        # Pages on their way between the tiers by copies of the step that is being planned.
-        self._sent: dict[tuple[LocalTier, int, PageId], int] = {}
         # Host pages that sequences have left since the last step was planned, and those that steps have filled.
         self.left: list[tuple[int, int]] = []
         self.written: list[tuple[int, int]] = []
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
+        self.homes = HomePages({"device": self.device, "host": self.host})
         # Pages that the host dropped while the device had them. All pages that the host has are worth more, so these
         # are not saved again before a sequence has used them.
         self._declined: list[set[PageId]] = [set() for _ in shape.windows]
@@ -85,10 +82,6 @@ class PageTiers:
         """True if the page is on the device or on the host."""
         pools = self.device[group], self.host[group]
         return any(pool.find(page_id) is not None for pool in pools)
-
-    def has_on_device(self, group: int, page_id: PageId) -> bool:
-        """True if the page is on the device."""
-        return self.device[group].find(page_id) is not None
 
     def used(self, group: int, page_id: PageId) -> None:
         """Note that a sequence has used a page: the page may be saved again, even if the host had dropped it."""
@@ -147,41 +140,10 @@ class PageTiers:
 
     def find_in_place(self, group: int, page_id: PageId) -> int | None:
         """Take a reference to a page of the host that is attended there; None if the host does not have it."""
-        page = self.find_at_home("host", group, page_id)
+        page = self.homes.find("host", group, page_id)
         if page is not None:
             self.found[self.origin.pop(page_id, "host")] += 1
         return page
-
-    def find_at_home(self, tier: LocalTier, group: int, page_id: PageId) -> int | None:
-        """Take a reference to a page for a sequence that comes home to its tier; None if the tier does not have it."""
-        pool = self.pools(tier)[group]
-        page = pool.find(page_id)
-        if page is not None:
-            if tier == "host":
-                self.homed["shared" if pool.references(page) else "found"] += 1
-            pool.hold(page)
-        return page
-
-    def in_use(self, tier: LocalTier, group: int, page_id: PageId) -> bool:
-        """Return whether a sequence in a tier has a full page, or will by the copies of the step being planned."""
-        return self.pools(tier)[group].holds(page_id) or (tier, group, page_id) in self._sent
-
-    def send(self, tier: LocalTier, group: int, page_id: PageId) -> tuple[int, bool]:
-        """Take a reference to a page of a tier to copy to; return it, and whether the step copies it there already.
-
-        What copies of several sequences make of one full page is one page; `page_id` is empty if it is not full.
-        """
-        pool, key = self.pools(tier)[group], (tier, group, page_id)
-        page = self._sent.get(key)
-        if tier == "host":
-            self.homed["copied" if page is None else "shared"] += 1
-        if page is not None:
-            pool.hold(page)
-            return page, True
-        page = pool.allocate()
-        if page_id:
-            self._sent[key] = page
-        return page, False
 
     def leave(self, tier: LocalTier, group: int, page: int, *, unseen: bool = False) -> None:
         """Drop a sequence's reference to a page: at once on the device, on the host when the step has ended."""
@@ -194,7 +156,8 @@ class PageTiers:
         """Note that the steps planned so far have ended."""
         for group, page in self.left:
             self.host[group].release(page)
-        self.left, self._sent = [], {}
+        self.left = []
+        self.homes.ended()
 
     def saves(self, most: int) -> list[PageMove]:
         """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""

@@ -101,7 +101,7 @@ class HomePlanner:
     ) -> HomePlan:
         """Plan the next step of `running` and `waiting`, both in order of urgency; change no sequence."""
         sequences = list(running)
-        self.host_pages = table.tiers.homed
+        self.host_pages = table.tiers.homes.counts
         # What a sequence's leaving frees matters only where pages may run out.
         ample = len(running) + pages_of(tokens)
         pressed: dict[LocalTier, bool] = {

@@ -1,4 +1,4 @@
-"""What becomes of a prompt's pages that only the host has: attended there, fetched, or computed anew, by cost alone.
+"""Resumption of prompts of which only the host has pages: attended there, fetched or computed anew, by cost alone.
 
 `choose_resume` is a function of its arguments. Each way is priced as the seconds of the step that takes the prompt, and
 the least of those that fit is chosen.

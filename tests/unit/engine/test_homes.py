@@ -198,6 +198,6 @@ def test_a_prefix_that_moves_is_copied_once() -> None:
     pages.check()
     assert first.pages[0][:4] == second.pages[0][:4]
     assert pages.saved == 4 + 2 + 2
-    assert pages.table.tiers.homed == {"copied": 8, "shared": 4}
+    assert pages.table.tiers.homes.counts == {"copied": 8, "shared": 4}
     assert third.pages[0] == stays
     assert all(device.references(page) == 1 for page in stays)
