@@ -437,9 +437,9 @@ def test_golden_histories() -> None:
     # In a step of its own the device waits for the host; behind a prompt of 1,000 rows the pages come unnoticed.
     state = OffloadState((prompt,), (), PoolState(1250, 1250), PoolState(8000, 8000))
     fast = _slower(slow, "host", 0.05)
-    alone = schedule(state, LIMITS, fast)
-    assert (alone.why, alone.batches[0].prompts[0].attended) == ("in place", "host")
-    assert alone.batches[0].prompts[0].pages == 64
+    own = schedule(state, LIMITS, fast)
+    assert (own.why, own.batches[0].prompts[0].attended) == ("in place", "host")
+    assert own.batches[0].prompts[0].pages == 64
     other = PromptState(1, ((0, 1000),))
     both = schedule(state._replace(prompts=(other, prompt)), LIMITS, fast)
     assert [chunk.resume for chunk in both.batches[0].prompts] == [None, "fetch"]
