@@ -64,7 +64,7 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
 class Longest(random.Random):
     """Draws the largest number of a range."""
 
-    def randint(self, a: int, b: int) -> int:  # noqa: ARG002
+    def randint(self, a: int, b: int) -> int:
         return b
 
 
