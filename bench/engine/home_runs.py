@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -20,9 +21,10 @@ from engine.decoder.capacity import DecoderCapacity
 from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.generation import Generation, GenerationRequest
+from engine.decoder.offload.computed_step import ComputedStep
 from engine.decoder.offload.costs import OffloadPoints, OffloadProfile
 from engine.decoder.offload.homes import HomePlanner
-from engine.decoder.offload.plan import OffloadMode
+from engine.decoder.offload.plan import OffloadMode, Resume
 from engine.decoder.offload.probes import measure_stages
 from engine.decoder.output.choice import StopRules
 from engine.decoder.output.detokenizer import Vocabulary
@@ -80,8 +82,9 @@ class HomeCounts(NamedTuple):
 
     `device` and `host` are rows attended there in steps in stages, `preempted` sequences that lost their pages, `moves`
     those that changed their home, `aborted` requests, `shared` prompt tokens that were found computed, and `extended`
-    prompts that were changed. `excused`
-    answers differ first where the model itself is undecided, which counts where bits depend on the batch.
+    prompts that were changed. `resumed` counts prompts of which only the host had pages, by what became of these, and
+    `pages` those with which sequences came home to the host, by how they got them. `excused` answers differ first
+    where the model itself is undecided, which counts where bits depend on the batch.
     """
 
     wrong: list[str]
@@ -93,6 +96,8 @@ class HomeCounts(NamedTuple):
     aborted: int
     shared: int
     extended: int
+    resumed: Counter[Resume]
+    pages: Counter[str]
     excused: int = 0
 
 
@@ -130,9 +135,9 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
     before = dict(sides.executor.attended)
     device = DeviceQueue()
     try:
-        run = _Run(sides.executor, device, homes)
+        run = HomeRun(sides.executor, device, homes)
         found = await run.all(works)
-        alone = _Run(sides.alone, device, None, draw.choice((96, 256)))
+        alone = HomeRun(sides.alone, device, None, draw.choice((96, 256)))
         kept = [number for number, work in enumerate(works) if work.aborted is None]
         expected = await alone.all(
             [works[number]._replace(arrives=0, forgotten=None) for number in kept]
@@ -158,6 +163,8 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         len(works) - len(kept),
         run.shared,
         run.extended,
+        homes.resumed,
+        homes.host_pages,
         excused,
     )
 
@@ -182,7 +189,9 @@ def _undecided(
     return True
 
 
-class _Run:
+class HomeRun:
+    """One engine that computes random work, checking every invariant; `steps` are its steps in stages by now."""
+
     def __init__(
         self,
         executor: TorchExecutor,
@@ -190,6 +199,7 @@ class _Run:
         homes: HomePlanner | None,
         tokens: int = _LIMITS.tokens,
     ) -> None:
+        """Begin without work; a step has at most so many `tokens`."""
         capacity = DecoderCapacity(
             [(Step(1, 1, 1), 1e-3), (Step(1, 64, 2048), 2e-3)], slo_s=60.0, context=512, itl_s=60.0,
             fixed=True,
@@ -199,6 +209,7 @@ class _Run:
             lookup=True, several=3, homes=homes,
         )  # fmt: skip
         self.moves = self.shared = self.extended = 0
+        self.steps: list[ComputedStep] = []
         self._vocabulary = Vocabulary(executor.tokenizer_json())
         self._root, self._order = root_id(executor.fingerprint, ""), 0
 
@@ -228,6 +239,8 @@ class _Run:
                 result = await step.handle.result()
                 self.moves += len(self.engine.homes.latest.moves) if self.engine.homes else 0
                 engine.commit(step, result)
+                if engine.homes and step.rows is not None and engine.homes.computed is not None:
+                    self.steps.append(engine.homes.computed)
                 assert engine.running is not None or not engine.scheduler.table.tiers.left
             engine.scheduler.check()
             number += 1
@@ -284,10 +297,11 @@ def _work(draw: random.Random, head: list[int], samplings: Sequence[SamplingPara
 
 
 def _scaled(points: OffloadPoints, draw: random.Random) -> OffloadPoints:
-    """Return costs of another machine: weights that take longer to read, a host that attends faster or slower."""
-    slow, host = draw.choice((1, 20)), draw.choice((0.1, 1, 10))
+    """Return costs of another machine: weights, attention on the host and copies of pages that take longer or less."""
+    slow, host, way = draw.choice((1, 20)), draw.choice((0.1, 1, 10)), draw.choice((0.1, 1, 1000))
     return msgspec.structs.replace(
         points,
         linear=[(rows, slow * seconds) for rows, seconds in points.linear],
         host=[probe._replace(seconds=host * probe.seconds) for probe in points.host],
+        page_s=way * points.page_s,
     )

@@ -174,7 +174,7 @@ class OffloadSimulation:
                         seconds = self._lines[stage].seconds(items, tokens)
                         self._profile.attention_took(stage, items, tokens, seconds)
         copied = sum(move.pages for move in plan.moves)
-        copied += sum(c.pages for b in plan.batches for c in b.prompts if c.home == "host")
+        copied += sum(chunk.copied for batch in plan.batches for chunk in batch.prompts)
         return costs.step_s + max(costs.layers * times.layer_s, costs.page_s * copied)
 
     def _sizes(self, batch: SubBatch) -> tuple[int, dict[Attention, tuple[int, int]]]:

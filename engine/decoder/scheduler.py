@@ -168,7 +168,7 @@ class Scheduler:
         self.loads, self.moves, self._moving = self._due, [], []
         self._due = []
         for sequence in self.running:
-            if sequence.rows > 1:
+            if sequence.rows > 1 and not sequence.recomputes:
                 self.loads += self.table.catch_up(sequence)
         bounds = self.bounds if tokens is None else self.bounds._replace(tokens=tokens)
         idle = sum(bool(sequence.pages) for sequence in self.paused)
@@ -208,12 +208,12 @@ class Scheduler:
         fresh = [placed for placed in plan.rows if not placed.sequence.pages]
         # Loads come before the pages that others leave are free: the copier does not wait for the step.
         for placed in fresh:
-            if placed.home == "device":
-                self._admit_to_device(placed)
+            if placed.home == "device" and self._admit_to_device(placed):
+                homes.admitted(placed)
         self._move(plan)
         for placed in fresh:
-            if placed.home == "host":
-                self._admit_to_host(placed)
+            if placed.home == "host" and self._admit_to_host(placed):
+                homes.admitted(placed)
         parts = [part for placed in plan.rows if (part := self._part(placed)) is not None]
         served = {part.sequence for part in parts}
         for sequence in self.running:
@@ -230,25 +230,31 @@ class Scheduler:
                 self._moving.append(sequence)
                 sequence.settled = sequence.skipped = 0
 
-    def _admit_to_device(self, placed: PlacedRows) -> None:
-        """Admit a sequence with pages for its first rows, if there is room."""
-        match = self.table.match(placed.sequence)
-        if self.table.takes(match) < self.table.available("device"):
-            self.loads += self.table.attach([(placed.sequence, match)])
-            self._runs(placed.sequence)
+    def _admit_to_device(self, placed: PlacedRows) -> bool:
+        """Admit a sequence with pages for its first rows, if there is room; return whether there was."""
+        sequence, anew = placed.sequence, placed.resume == "recompute"
+        match = self.table.match(sequence, host=not anew)
+        if self.table.takes(match) >= self.table.available("device"):
+            return False
+        self.loads += self.table.attach([(sequence, match)])
+        sequence.recomputes = anew
+        self._runs(sequence)
+        return True
 
-    def _admit_to_host(self, placed: PlacedRows) -> None:
+    def _admit_to_host(self, placed: PlacedRows) -> bool:
         """Admit a sequence with pages for all its rows, if there is room, and if a step may compute all of them now."""
         sequence = placed.sequence
         match = self.table.match(sequence)
         if sequence.at_once(self.table.tiers.now_s) < sequence.rows:
-            return
+            return False
         moves = self.table.attach_to_host(sequence, match)
-        if moves is not None:
-            self.table.grow(sequence, sequence.next_rows(sequence.rows))
-            self.moves += moves
-            self._moving.append(sequence)
-            self._runs(sequence)
+        if moves is None:
+            return False
+        self.table.grow(sequence, sequence.next_rows(sequence.rows))
+        self.moves += moves
+        self._moving.append(sequence)
+        self._runs(sequence)
+        return True
 
     def _part(self, placed: PlacedRows) -> ScheduledRows | None:
         """Return the rows of a sequence with their pages; None if it is not where it was to be, or there is no room."""

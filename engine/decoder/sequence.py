@@ -45,6 +45,7 @@ class TokenSequence:
         self.pages: list[list[int]] = []
         self.home: LocalTier = "device"
         self.settled = self.skipped = 0
+        self.recomputes = False  # pages that the host has are computed, since that takes less time
         self.cached = -1  # prompt tokens found computed when first admitted; -1 before
         self.low: list[int] = []  # per group, the first logical page not yet released for good
         self.preempted = 0

@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 
 from common.pages.identity import PAGE, PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
+from engine.decoder.offload.plan import SharedPage
 from engine.decoder.sequence import Range, TokenSequence, touched
 
 
@@ -33,14 +35,16 @@ class PageTable:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def match(self, sequence: TokenSequence) -> PrefixMatch:
+    def match(self, sequence: TokenSequence, *, host: bool = True) -> PrefixMatch:
         """Find the resident pages of a sequence without pages, and the ranges to compute; change nothing.
 
-        Missing pages are any set of ranges. The page of the last token is always computed, since the step needs its
-        last row. Under a window, computing starts at the nearest earlier position whose window is resident. A page
-        computed for one group is computed for all groups, into new pages: no page of another sequence is written.
+        Without `host` pages that only the host has are to be computed as well. Missing pages are any set of ranges. The
+        page of the last token is always computed, since the step needs its last row. Under a window, computing starts
+        at the nearest earlier position whose window is resident. A page computed for one group is computed for all
+        groups, into new pages: no page of another sequence is written.
         """
         ids, groups = sequence.ids, range(len(self.pools))
+        has = self.tiers.has if host else self._on_device
         last = (sequence.length - 1) // PAGE
         pages = [[-1] * (last + 1) for _ in groups]
         loads: list[list[int]] = [[] for _ in groups]
@@ -50,7 +54,7 @@ class PageTable:
             needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
             if not needed:
                 break
-            if not all(self.tiers.has(g, ids[page]) for g in needed):
+            if not all(has(g, ids[page]) for g in needed):
                 computed.append(page)
                 seen = [min(seen[g], self._sees(g, page * PAGE)) for g in groups]
                 continue
@@ -65,6 +69,9 @@ class PageTable:
                 start = todo.pop()[0]
             todo.append((start, end))
         return PrefixMatch(todo, pages, loads)
+
+    def _on_device(self, group: int, page_id: PageId) -> bool:
+        return self.pools[group].find(page_id) is not None
 
     def _sees(self, group: int, position: int) -> int:
         """Return the lowest position that a row at `position` attends to."""
@@ -134,26 +141,50 @@ class PageTable:
         """Return how many pages each group of a tier can give."""
         return min(pool.available for pool in self.tiers.pools(tier))
 
-    def ties(self, sequence: TokenSequence) -> tuple[int, int]:
-        """Return how many of a sequence's pages need no copy in the other tier, and how many stay if it leaves its own.
+    def ties(self, sequence: TokenSequence) -> tuple[int, int, tuple[SharedPage, ...]]:
+        """Return what a sequence's leaving its home neither copies nor frees.
 
-        The other tier has a copy in use, or windows have passed them; others hold them, or windows have passed them.
+        These are how many pages need no copy, since the other tier has one in use or windows have passed them, how many
+        windows have passed, and those that others hold as well. Of several groups it is the one that promises least.
+        """
+        copies: list[int] = []
+        least: tuple[int, tuple[SharedPage, ...]] = (0, ())
+        for group, held in enumerate(sequence.pages):
+            own, there = self.tiers.pools(sequence.home)[group], self._other(sequence)[group]
+            passed = sum(page < 0 for page in held)
+            full = held[: (sequence.length - 1) // PAGE]
+            used = [
+                page >= 0 and there.holds(page_id)
+                for page, page_id in zip(full, sequence.ids, strict=False)
+            ]
+            shared = tuple(
+                SharedPage(page, own.references(page), at < len(used) and used[at])
+                for at, page in enumerate(held)
+                if page >= 0 and own.references(page) > 1
+            )
+            copies.append(passed + sum(used))
+            least = max(least, (passed, shared), key=lambda each: each[0] + len(each[1]))
+        return min(copies, default=0), *least
+
+    def _other(self, sequence: TokenSequence) -> list[PagePool]:
+        """Return the pools of the tier that is not a sequence's home."""
+        return self.tiers.device if sequence.home == "host" else self.tiers.host
+
+    def stands_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> tuple[int, int, int]:
+        """Return how many pages of a match stand on the host, how many of these nobody holds, and how many do not.
+
         Of several groups it is the number that promises least.
         """
-        copies, stay = [], []
-        for group, held in enumerate(sequence.pages):
-            own = self.tiers.pools(sequence.home)[group]
-            passed = sum(page < 0 for page in held)
-            copies.append(passed + self._copies(sequence, group))
-            stay.append(passed + sum(page >= 0 and own.references(page) > 1 for page in held))
-        return min(copies, default=0), max(stay, default=0)
-
-    def _copies(self, sequence: TokenSequence, group: int) -> int:
-        """Return how many of a sequence's pages are in use in the other tier as well."""
-        there = (self.tiers.device if sequence.home == "host" else self.tiers.host)[group]
-        held = sequence.pages[group][: (sequence.length - 1) // PAGE]
-        full = zip(held, sequence.ids, strict=False)
-        return sum(page >= 0 and there.holds(page_id) for page, page_id in full)
+        found = []
+        for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
+            pool = self.tiers.host[group]
+            above = [sequence.ids[at] for at, page in enumerate(held) if page >= 0]
+            there = [sequence.ids[at] for at in loads]
+            there += [page_id for page_id in above if pool.find(page_id) is not None]
+            idle = sum(not pool.holds(page_id) for page_id in there)
+            found.append((len(there), idle, len(above) + len(loads) - len(there)))
+        pages, idles, copies = zip(*found, strict=True)
+        return min(pages), max(idles), max(copies)
 
     def takes(self, match: PrefixMatch) -> int:
         """Return how many of the device's available pages each group gives, at most, when a match is attached."""
@@ -186,9 +217,10 @@ class PageTable:
     def attach_to_host(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove] | None:
         """Give a sequence a home on the host, with the pages of a match; return the copies that its first step makes.
 
-        None, and nothing changes, if the host has no room for the whole sequence.
+        Pages that stand on the host are used where they are, also those that other sequences use there. None, and
+        nothing changes, if the host has no room for the others.
         """
-        if self.available("host") < -(-sequence.length // PAGE):
+        if not self._fits_on_host(sequence, match):
             return None
         sequence.home = "host"
         sequence.pages = [[-1] * len(held) for held in match.pages]
@@ -207,19 +239,14 @@ class PageTable:
         None, and nothing changes, if the new home has no room.
         """
         before, was = sequence.pages, sequence.home
-        wanted = [
-            sum(page >= 0 for page in held) - self._copies(sequence, group)
-            for group, held in enumerate(before)
-        ]
+        wanted = [self._wanted(sequence, group, to) for group in range(len(before))]
         if self.available(to) < max(wanted):
             return None
         sequence.home, sequence.pages = to, [[-1] * len(held) for held in before]
         for group, held in enumerate(before):
-            pool = self.tiers.pools(to)[group]
             for at, page_id in enumerate(sequence.ids[: (sequence.length - 1) // PAGE]):
-                page = pool.find(page_id) if held[at] >= 0 else None
+                page = self.tiers.homes.find(to, group, page_id) if held[at] >= 0 else None
                 if page is not None:
-                    pool.hold(page)
                     sequence.pages[group][at] = page
         moves = self._copied(sequence, before)
         for group, held in enumerate(before):
@@ -228,16 +255,40 @@ class PageTable:
                     self.tiers.leave(was, group, page)
         return moves
 
+    def _fits_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> bool:
+        """Return whether each group of the host can give what a match does not find there, and the rows' pages."""
+        computed = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
+        for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
+            used = [*(at for at, page in enumerate(held) if page >= 0), *loads]
+            takes = sum(not self.tiers.homes.in_use("host", group, sequence.ids[at]) for at in used)
+            if self.tiers.host[group].available < computed + takes:
+                return False
+        return True
+
+    def _wanted(self, sequence: TokenSequence, group: int, to: LocalTier) -> int:
+        """Return how many of a tier's available pages a group gives to a sequence that moves there."""
+        held = sequence.pages[group]
+        full = zip(held[: (sequence.length - 1) // PAGE], sequence.ids, strict=False)
+        used = sum(
+            page >= 0 and self.tiers.homes.in_use(to, group, page_id) for page, page_id in full
+        )
+        return sum(page >= 0 for page in held) - used
+
     def _copied(self, sequence: TokenSequence, before: Sequence[Sequence[int]]) -> list[PageMove]:
-        """Allocate the pages that a sequence has not found in its new home; return their copies from `before`."""
-        moves = []
+        """Give a sequence the pages that it has not found in its new home; return their copies from `before`.
+
+        A full page that another sequence has copied there in this step is that one's.
+        """
+        moves, full = [], (sequence.length - 1) // PAGE
         kind: Literal["load", "save"] = "save" if sequence.home == "host" else "load"
         for group, held in enumerate(before):
-            pool, ids = self.tiers.pools(sequence.home)[group], sequence.ids
             for at, source in enumerate(held):
-                if source >= 0 and sequence.pages[group][at] < 0:
-                    page = sequence.pages[group][at] = pool.allocate()
-                    page_id = ids[at] if at < len(ids) else b""
+                if source < 0 or sequence.pages[group][at] >= 0:
+                    continue
+                page_id = sequence.ids[at] if at < full else b""
+                page, sent = self.tiers.homes.send(sequence.home, group, page_id)
+                sequence.pages[group][at] = page
+                if not sent:
                     moves.append(PageMove(kind, group, page_id, source, page))
         return moves
 
@@ -334,6 +385,7 @@ class PageTable:
                     self.tiers.leave(sequence.home, group, page)
         sequence.pages, sequence.home = [], "device"
         sequence.settled = sequence.skipped = 0
+        sequence.recomputes = False
         sequence.todo = [(0, sequence.length)]
 
 

@@ -14,6 +14,7 @@ from common.pages.identity import PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import Policy, make_policy
+from engine.decoder.kv.home_pages import HomePages
 from engine.decoder.kv.page_pool import PagePool
 
 SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
@@ -54,6 +55,7 @@ class PageTiers:
         self.written: list[tuple[int, int]] = []
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
+        self.homes = HomePages({"device": self.device, "host": self.host})
         # Pages that the host dropped while the device had them. All pages that the host has are worth more, so these
         # are not saved again before a sequence has used them.
         self._declined: list[set[PageId]] = [set() for _ in shape.windows]
@@ -138,10 +140,9 @@ class PageTiers:
 
     def find_in_place(self, group: int, page_id: PageId) -> int | None:
         """Take a reference to a page of the host that is attended there; None if the host does not have it."""
-        page = self.host[group].find(page_id)
+        page = self.homes.find("host", group, page_id)
         if page is not None:
             self.found[self.origin.pop(page_id, "host")] += 1
-            self.host[group].hold(page)
         return page
 
     def leave(self, tier: LocalTier, group: int, page: int, *, unseen: bool = False) -> None:
@@ -156,6 +157,7 @@ class PageTiers:
         for group, page in self.left:
             self.host[group].release(page)
         self.left = []
+        self.homes.ended()
 
     def saves(self, most: int) -> list[PageMove]:
         """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""

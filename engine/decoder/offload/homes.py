@@ -12,13 +12,16 @@ from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.offload.computed_step import ComputedStep
 from engine.decoder.offload.costs import OffloadProfile
 from engine.decoder.offload.plan import (
+    NO_HISTORY,
     DecodeState,
+    HostHistory,
     OffloadLimits,
     OffloadMode,
     OffloadPlan,
     OffloadState,
     PoolState,
     PromptState,
+    Resume,
     pages_of,
 )
 from engine.decoder.offload.scheduler import schedule
@@ -29,13 +32,17 @@ _ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
 
 
 class PlacedRows(NamedTuple):
-    """The next so many `rows` of a sequence, its home in this step, who attends, and the sub-batch."""
+    """The next so many `rows` of a sequence, its home in this step, who attends, and the sub-batch.
+
+    `resume` is what becomes of the pages of a new sequence that only the host has.
+    """
 
     sequence: TokenSequence
     rows: int
     home: LocalTier
     attended: LocalTier
     part: int
+    resume: Resume | None = None
 
 
 class HomePlan(NamedTuple):
@@ -53,7 +60,8 @@ class HomePlanner:
     `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now,
     `idle_s` those in which either side computed nothing between the first and the last of their stages. `slack_s` are
     the seconds by which the host is to be done before the device in both halves of a layer, of the latest plan of two
-    batches; `computed` is the latest step in stages.
+    batches; `computed` is the latest step in stages. `resumed` counts sequences by what became of their pages that only
+    the host had, `host_pages` the pages with which sequences came home to the host, by how they got them.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class HomePlanner:
         self.slack_s = (0.0, 0.0)
         self.idle_s: dict[LocalTier, float] = dict.fromkeys(TIERS, 0.0)
         self.computed: ComputedStep | None = None
+        self.resumed: Counter[Resume] = Counter()
+        self.host_pages: Counter[str] = Counter()
         self._step_s = step_s
 
     def fits(self, sequence: TokenSequence, pages: int, host_pages: int, tokens: int) -> bool:
@@ -91,6 +101,7 @@ class HomePlanner:
     ) -> HomePlan:
         """Plan the next step of `running` and `waiting`, both in order of urgency; change no sequence."""
         sequences = list(running)
+        self.host_pages = table.tiers.homes.counts
         # What a sequence's leaving frees matters only where pages may run out.
         ample = len(running) + pages_of(tokens)
         pressed: dict[LocalTier, bool] = {
@@ -107,7 +118,7 @@ class HomePlanner:
             if not sequence.decodes
         ]
         for sequence, match in _ready(running, waiting, table, tokens, most_running):
-            prompts.append(_prompt_state(len(sequences), match, table))
+            prompts.append(_prompt_state(len(sequences), sequence, match, table))
             sequences.append(sequence)
         device, host = (
             PoolState(min(pool.total for pool in table.tiers.pools(tier)), table.available(tier))
@@ -126,7 +137,8 @@ class HomePlanner:
         for part, batch in enumerate(plan.batches):
             for chunk in batch.prompts:
                 sequence = sequences[chunk.order]
-                rows.append(PlacedRows(sequence, chunk.rows, chunk.home, "device", part))
+                placed = chunk.home, chunk.attended, part, chunk.resume
+                rows.append(PlacedRows(sequence, chunk.rows, *placed))
             rows += [PlacedRows(sequences[at], 1, "device", "device", part) for at in batch.device]
             rows += [PlacedRows(sequences[at], 1, "host", on_host, part) for at in batch.host]
         return HomePlan(
@@ -134,6 +146,11 @@ class HomePlanner:
             [(sequences[move.order], move.to) for move in plan.moves],
             rows,
         )
+
+    def admitted(self, placed: PlacedRows) -> None:
+        """Note that a new sequence was admitted as planned."""
+        if placed.resume is not None:
+            self.resumed[placed.resume] += 1
 
     def learn(self, batch: Sequence[SequenceInput], times: Sequence[StageTime]) -> None:
         """Learn from the stages of a step that was computed at once."""
@@ -149,7 +166,8 @@ class HomePlanner:
             own = [row for row in rows if row.home == row.attended == "device"]
             hosted = [len(row.positions) for row in rows if row.attended == "host"]
             seen = sum(row.positions[-1] + 1 for row in rows if row.attended == "host")
-            if hosted:
+            # Rows of a prompt read its pages together, which no line here says.
+            if hosted and max(hosted) == 1:
                 self.profile.attention_took("host", len(hosted), seen, took[part, "host"])
             if own and all(len(row.tokens) == 1 for row in own):
                 tokens = sum(row.positions[-1] + 1 for row in own)
@@ -187,17 +205,25 @@ def _held(sequence: TokenSequence) -> int:
 def _decode_state(
     number: int, sequence: TokenSequence, table: PageTable, *, pressed: bool
 ) -> DecodeState:
-    copies, stay = table.ties(sequence) if pressed else (0, 0)
+    copies, passed, shared = table.ties(sequence) if pressed else (0, 0, ())
     pages = pages_of(sequence.length) - table.wants(sequence, [sequence.length - 1])
     return DecodeState(
-        number, sequence.home, sequence.length, pages, copies, stay, sequence.skipped,
-        sequence.settled,
+        number, sequence.home, sequence.length, pages, copies, passed,
+        shared, sequence.skipped, sequence.settled,
     )  # fmt: skip
 
 
-def _prompt_state(number: int, match: PrefixMatch, table: PageTable) -> PromptState:
+def _prompt_state(
+    number: int, sequence: TokenSequence, match: PrefixMatch, table: PageTable
+) -> PromptState:
     held = max(sum(page >= 0 for page in pages) for pages in match.pages)
-    return PromptState(number, tuple(match.todo), held, brought=table.takes(match))
+    history = NO_HISTORY
+    there, idle, copied = table.stands_on_host(sequence, match)
+    if there:
+        fetched = max(map(len, match.loads))
+        alone = table.match(sequence, host=False).todo if fetched else match.todo
+        history = HostHistory(there, idle, fetched, tuple(alone), copied)
+    return PromptState(number, tuple(match.todo), held, brought=table.takes(match), history=history)
 
 
 def _ready(

@@ -30,12 +30,30 @@ class OffloadMode(StrEnum):
     ASYMMETRIC = "asymmetric"
 
 
+class HostHistory(NamedTuple):
+    """Pages of a new prompt that stand on the host, `pages` of them: used where they are if its home is there.
+
+    `idle` are those that no sequence holds: they count as free on the host until they are used. The device has no copy
+    of `fetched`; `alone` are the ranges to compute if these are computed anew. `copied` are found on the device only.
+    """
+
+    pages: int
+    idle: int
+    fetched: int
+    alone: tuple[Range, ...]
+    copied: int = 0
+
+
+NO_HISTORY = HostHistory(0, 0, 0, ())
+
+
 class PromptState(NamedTuple):
     """A sequence with prompt rows to compute: `ranges` of positions, rising, the last of which ends with its length.
 
     `pages` are those it has on the device: found computed, or held because it is `running`. A running one is at home
     on the device, since a prompt at home on the host is computed in one step. `brought` are pages that its first rows
-    need besides their own: found computed on the host, or on the device where nobody holds them.
+    need besides their own: found computed on the host, or on the device where nobody holds them. `history` is what the
+    host has of it.
     """
 
     order: int
@@ -43,6 +61,7 @@ class PromptState(NamedTuple):
     pages: int = 0
     running: bool = False
     brought: int = 0
+    history: HostHistory = NO_HISTORY
 
     @property
     def rows(self) -> int:
@@ -74,13 +93,37 @@ class PromptState(NamedTuple):
                 break
         return pages
 
+    @property
+    def wanted_on_host(self) -> int:
+        """Pages that a home on the host takes beside those that stand there."""
+        return pages_of(self.length) - self.history.pages
+
+    @property
+    def anew(self) -> PromptState:
+        """The prompt if nothing is fetched for it: what only the host has is computed."""
+        history = self.history
+        return self._replace(
+            ranges=history.alone, brought=self.brought - history.fetched, history=NO_HISTORY
+        )
+
+
+class SharedPage(NamedTuple):
+    """A page that other sequences, or copies on their way, hold as well: `holders` in all.
+
+    `page` is its number in its tier; `copied` says that the other tier has a copy in use.
+    """
+
+    page: int
+    holders: int
+    copied: bool
+
 
 class DecodeState(NamedTuple):
     """A sequence whose next row yields a token: it attends to `length` tokens, the row's own among them.
 
-    `pages` are those it holds in its home, of which the other tier has `copies` too; `shared` are held by others as
-    well, so that its leaving frees only the rest. `skipped` is for how many steps in a row it has had no row, `settled`
-    for how many steps it has been in its home.
+    `pages` are those it holds in its home, of which the other tier has `copies` too; `passed` by windows are counted,
+    but there is none to free, and `shared` are free once all their holders have left. `skipped` is for how many steps
+    in a row it has had no row, `settled` for how many steps it has been in its home.
     """
 
     order: int
@@ -88,7 +131,8 @@ class DecodeState(NamedTuple):
     length: int
     pages: int
     copies: int = 0
-    shared: int = 0
+    passed: int = 0
+    shared: tuple[SharedPage, ...] = ()
     skipped: int = 0
     settled: int = SETTLE
 
@@ -126,14 +170,25 @@ class OffloadLimits(NamedTuple):
     step_s: float = math.inf
 
 
+# How a new prompt uses pages that only the host has: attended where they are, fetched to the device, or computed anew.
+Resume = Literal["attend", "fetch", "recompute"]
+
+
 class PromptChunk(NamedTuple):
-    """The next `rows` rows of a prompt; `finishes` if the last of them yields a token, `home` is where its pages go."""
+    """The next `rows` rows of a prompt; `finishes` if the last of them yields a token, `home` is where its pages go.
+
+    `pages` are those it takes there, `copied` those that are copied between the tiers. `attended` is the tier that
+    attends with its rows, and `resume` what becomes of its history on the host, if there is any.
+    """
 
     order: int
     rows: int
     home: LocalTier
     finishes: bool
     pages: int
+    copied: int = 0
+    attended: LocalTier = "device"
+    resume: Resume | None = None
 
 
 class HomeMove(NamedTuple):
@@ -193,14 +248,17 @@ class StageTimes(NamedTuple):
         return sum(self.linear) + sum(self.device) + sum(self.host)
 
 
-Choice = Literal["nothing", "device only", "host beside device", "two batches", "overdue", "fixed"]
+Choice = Literal[
+    "nothing", "device only", "host beside device", "two batches", "in place", "overdue", "fixed"
+]
 
 
 class OffloadPlan(NamedTuple):
     """One step: at most two batches, changes of homes, sequences that lose their pages, and what is predicted.
 
     `seconds` are the step's, `served` its rows that decode plus the shares of its prompts that it computes. `why` is
-    `device only`, `host beside device` (one batch; the host attends while the device does), `two batches`, `overdue`
+    `device only`, `host beside device` (one batch; the host attends while the device does), `two batches`, `in place`
+    (the device waits while a prompt's history is attended on the host, which costs less than to bring it), `overdue`
     (sequences that may wait no longer, or nothing else to do: the inequalities need not hold), or `fixed` (a mode that
     does not choose). `device_only` is the served share a second of batch 0 without the host's sequences.
     `examined` counts the sequences looked at while packing, the cost of planning.

@@ -16,6 +16,10 @@ What the paper leaves open is decided so:
   it holds behind the linear work of a step with this prompt: more would only wait there. Prompts that the host's work
   needs no cover of stay in the queue (the paper's step 5), except for one a step while the host serves all it holds.
   None goes there while the host keeps a sequence waiting for PATIENCE steps.
+- A new prompt of which only the host has pages goes where they cost least (`resume.py`, not in the paper): its home is
+  the host and they are attended in place, or the device, to which they come or where they are computed anew. The host
+  gets it only if it could attend to all it holds, as above, or if nothing else runs.
+- Pages that several sequences share are free once the last of them has left, and copied once if several move at once.
 - The host's sequences are packed twice, the longest skipped first and the shortest first, batch 1 before batch 0, and
   once into batch 0 alone, which costs no second reading of the weights (not in the paper). The best plan wins.
 - A sequence is skipped in at most STARVED - 1 steps in a row. Where no plan that serves those due satisfies the
@@ -25,6 +29,7 @@ What the paper leaves open is decided so:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,10 +49,12 @@ from engine.decoder.offload.plan import (
     OffloadState,
     PromptChunk,
     PromptState,
+    Resume,
     StageTimes,
     SubBatch,
     pages_of,
 )
+from engine.decoder.offload.resume import ResumeFits, StepWork, choose_resume, staged_s
 
 PATIENCE = 8  # skipped steps after which a sequence may take room on the device before prompts do
 STARVED = 32  # every decoding sequence has a row in so many steps
@@ -69,18 +76,64 @@ def _attended(sequences: Iterable[DecodeState]) -> _Attended:
 
 
 class _Placed(NamedTuple):
-    """A prompt's rows in this step, and where its pages go."""
+    """A prompt's rows in this step, where its pages go and who attends, and what becomes of its history on the host."""
 
     prompt: PromptState
     rows: int
     home: LocalTier
+    attended: LocalTier = "device"
+    resume: Resume | None = None
+
+    @property
+    def pages(self) -> int:
+        """Pages that it takes of its home's; those on the host that nobody holds count as free until then."""
+        prompt = self.prompt
+        if self.home == "device":
+            return prompt.missing(self.rows)
+        # Pages that the device has are copied to a home on the host, so they are needed there as well.
+        return prompt.wanted_on_host + prompt.history.idle
+
+    @property
+    def copied(self) -> int:
+        """Pages that are copied between the tiers, beside the step."""
+        prompt = self.prompt
+        if self.home == "device":
+            return prompt.history.fetched
+        return prompt.history.copied if self.attended == "host" else prompt.wanted_on_host
 
     @property
     def chunk(self) -> PromptChunk:
-        prompt, whole = self.prompt, self.rows == self.prompt.rows
-        # Pages that the device has are copied to a home on the host, so they are needed there as well.
-        pages = prompt.missing(self.rows) if self.home == "device" else pages_of(prompt.length)
-        return PromptChunk(prompt.order, self.rows, self.home, whole, pages)
+        whole = self.rows == self.prompt.rows
+        return PromptChunk(
+            self.prompt.order, self.rows, self.home, whole, self.pages, self.copied, self.attended,
+            self.resume,
+        )  # fmt: skip
+
+
+@dataclass
+class _Departures:
+    """What of shared pages is free, and what need not be copied again, as sequences leave their homes one by one."""
+
+    left: Counter[tuple[LocalTier, int]] = field(default_factory=Counter)
+    sent: set[tuple[LocalTier, int]] = field(default_factory=set)
+
+    def copied(self, sequence: DecodeState) -> int:
+        """Return how many pages are copied if a sequence moves now."""
+        sent = sum(
+            not page.copied and (sequence.home, page.page) in self.sent for page in sequence.shared
+        )
+        return sequence.pages - sequence.copies - sent
+
+    def leaves(self, sequence: DecodeState, *, moves: bool) -> int:
+        """Note that a sequence leaves its home, for the other if it `moves`; return the pages that are free then."""
+        freed = sequence.pages - sequence.passed - len(sequence.shared)
+        for page in sequence.shared:
+            key = sequence.home, page.page
+            self.left[key] += 1
+            freed += self.left[key] == page.holders
+            if moves:
+                self.sent.add(key)
+        return freed
 
 
 class _Split(NamedTuple):
@@ -108,6 +161,7 @@ class _Draft:
     moves: list[HomeMove] = field(default_factory=list)
     preempt: list[int] = field(default_factory=list)
     moving: list[DecodeState] = field(default_factory=list)  # to the host: no row in this step
+    departures: _Departures = field(default_factory=_Departures)
 
     @property
     def rows(self) -> int:
@@ -116,23 +170,36 @@ class _Draft:
 
     def device_s(self) -> float:
         """Seconds of one layer's attention on the device: batch 0's decode and prompts."""
-        pairs = sum(placed.prompt.pairs(placed.rows) for placed in self.prompts)
+        own = [placed for placed in self.prompts if placed.attended == "device"]
+        pairs = sum(placed.prompt.pairs(placed.rows) for placed in own)
         decode = self.costs.device_s(*_attended(self.device))
-        return decode + self.costs.prefill_s(len(self.prompts), pairs)
+        coming_s = sum(staged_s(p.prompt, self.costs) for p in own if p.home == "host")
+        return decode + self.costs.prefill_s(len(own), pairs) + coming_s
+
+    def in_place(self) -> _Attended:
+        """Rows of prompts that the host attends with, and the pairs of a row and a token that they make."""
+        there = [placed for placed in self.prompts if placed.attended == "host"]
+        pairs = sum(placed.prompt.pairs(placed.rows) for placed in there)
+        return _Attended(sum(placed.rows for placed in there), pairs)
+
+    def copies(self) -> int:
+        """Pages that are copied between the tiers."""
+        bound = sum(placed.copied for placed in self.prompts)
+        return bound + sum(move.pages for move in self.moves)
 
     def copy_s(self) -> float:
         """Seconds of all copying between the tiers."""
-        bound = sum(p.chunk.pages for p in self.prompts if p.home == "host")
-        return self.costs.page_s * (bound + sum(move.pages for move in self.moves))
+        return self.costs.page_s * self.copies()
 
     def times(self, split: _Split) -> StageTimes:
         """Return the stages of a layer with the host's sequences in two batches; without a second one batch."""
-        first, second = _attended(split.first), _attended(split.second)
+        first, second, prompts = _attended(split.first), _attended(split.second), self.in_place()
         linear = self.costs.linear.seconds
+        on_host = first.sequences + prompts.sequences, first.tokens + prompts.tokens
         return StageTimes(
             (linear(self.rows + first.sequences), linear(second.sequences)),
             (self.device_s(), 0.0),
-            (self.costs.host_s(*first), self.costs.host_s(*second)),
+            (self.costs.host_s(*on_host), self.costs.host_s(*second)),
         )
 
     def step_s(self, layer_s: float) -> float:
@@ -162,6 +229,11 @@ class _Draft:
     def overlapped(self, split: _Split, why: Choice) -> OffloadPlan:
         """Return the plan of batches whose stages overlap."""
         times = self.times(split)
+        if why in ("device only", "host beside device", "two batches") and times.host[0] > 0:
+            if times.short_slack_s < 0:
+                why = "in place"  # packing keeps the inequality, unless prompts alone exceed it
+            elif why == "device only":
+                why = "host beside device"
         return self.plan(split, times, times.layer_s, why)
 
 
@@ -204,7 +276,7 @@ def _grow_host(draft: _Draft) -> None:
     while draft.host and sum(each.grows for each in draft.host) > draft.host_free:
         victim = draft.host.pop()
         draft.preempt.append(victim.order)
-        draft.host_free += victim.pages - victim.shared
+        draft.host_free += draft.departures.leaves(victim, moves=False)
     draft.host_free -= sum(each.grows for each in draft.host)
 
 
@@ -229,9 +301,10 @@ def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[P
             draft.device_free += prompt.pages
             continue
         draft.device.remove(victim)
-        draft.device_free += victim.pages - victim.shared
-        missing = victim.pages - victim.copies
-        if uses_host and missing <= draft.host_free:
+        missing = draft.departures.copied(victim)
+        moves = uses_host and missing <= draft.host_free
+        draft.device_free += draft.departures.leaves(victim, moves=moves)
+        if moves:
             draft.host_free -= missing
             draft.moves.append(HomeMove(victim.order, "host", missing))
             draft.moving.append(victim)
@@ -260,14 +333,14 @@ def _bring_back(draft: _Draft, state: OffloadState) -> None:
     room = draft.device_free - promised - int(RESERVE * state.device.total)
     hidden_s = draft.costs.layers * draft.times(_ALONE).layer_s
     for sequence in waiting:
-        copied = sequence.pages - sequence.copies
+        copied = draft.departures.copied(sequence)
         if copied + sequence.grows > room:
             continue
         if draft.moves and draft.copy_s() + copied * draft.costs.page_s > hidden_s:
             break
         room -= copied + sequence.grows
         draft.device_free -= copied + sequence.grows
-        draft.host_free += sequence.pages - sequence.shared + sequence.grows
+        draft.host_free += draft.departures.leaves(sequence, moves=True) + sequence.grows
         draft.moves.append(HomeMove(sequence.order, "device", copied))
         draft.host.remove(sequence)
         draft.device.append(sequence)
@@ -303,10 +376,10 @@ def _place_prompts(
         budget -= placed.rows
         held += 1
         if placed.home == "host":
-            draft.host_free -= placed.chunk.pages
+            draft.host_free -= placed.pages
         else:
-            draft.device_free -= prompt.missing(placed.rows)
-            promised += prompt.missing(prompt.rows) - prompt.missing(placed.rows)
+            draft.device_free -= placed.pages
+            promised += placed.prompt.missing(placed.prompt.rows) - placed.pages
 
 
 def _place(
@@ -318,29 +391,83 @@ def _place(
     mode: OffloadMode,
 ) -> _Placed | None:
     """Return a new prompt's rows and home; None if it must wait."""
+    alone = not (draft.device or draft.prompts or draft.moves)
+    on_device = mode not in _ALL_ON_HOST and _fits_device(draft, state, prompt, promised, alone)
+    fetched = bool(prompt.history.fetched)
+    if fetched and mode is OffloadMode.ASYMMETRIC:
+        return _resumed(draft, state, prompt, budget, on_device, alone)
     rows = _bounded(draft, prompt, min(budget, prompt.rows))
     if not rows:
         return None
-    reserve = int(RESERVE * state.device.total)
-    needs = prompt.missing(prompt.rows)
-    alone = not (draft.device or draft.prompts or draft.moves)
-    if mode not in _ALL_ON_HOST:
-        room = draft.device_free - promised
-        kept = any(move.to == "host" for move in draft.moves)
-        if needs + reserve <= room and not kept:
-            return _Placed(prompt, rows, "device")
-        if alone and needs <= room and not draft.host:
-            return _Placed(prompt, rows, "device")
+    if on_device:
+        return _Placed(prompt, rows, "device", resume="fetch" if fetched else None)
     if mode is OffloadMode.DEVICE or rows < prompt.rows:
         return None
-    placed = _Placed(prompt, rows, "host")
-    spare = draft.host_free - placed.chunk.pages
-    fits = spare >= int(RESERVE * state.host.total) or (alone and not draft.host and spare >= 0)
-    if not fits:
+    placed = _Placed(prompt, rows, "host", resume="attend" if fetched else None)
+    if not _fits_host(draft, state, placed, alone):
         return None
     if mode is not OffloadMode.ASYMMETRIC:
         return placed
     return placed if _covered(draft, prompt) else None
+
+
+def _fits_device(
+    draft: _Draft, state: OffloadState, prompt: PromptState, promised: int, alone: bool
+) -> bool:
+    """Return whether the device has room for a prompt, beside those under way and what is kept for growth."""
+    needs, room = prompt.missing(prompt.rows), draft.device_free - promised
+    kept = any(move.to == "host" for move in draft.moves)
+    if needs + int(RESERVE * state.device.total) <= room and not kept:
+        return True
+    return alone and needs <= room and not draft.host
+
+
+def _fits_host(draft: _Draft, state: OffloadState, placed: _Placed, alone: bool) -> bool:
+    """Return whether the host has room for a prompt, beside what is kept for growth."""
+    spare = draft.host_free - placed.pages
+    return spare >= int(RESERVE * state.host.total) or (alone and not draft.host and spare >= 0)
+
+
+def _resumed(
+    draft: _Draft,
+    state: OffloadState,
+    prompt: PromptState,
+    budget: int,
+    on_device: bool,
+    alone: bool,
+) -> _Placed | None:
+    """Return how a prompt goes on from pages that only the host has; None if it must wait."""
+    lonely = alone and not draft.host
+    whole = prompt.rows <= budget and (lonely or _covered(draft, prompt))
+    tiers: tuple[LocalTier, LocalTier] = ("device", "host")
+    there = [_Placed(prompt, prompt.rows, "host", tier, "attend") for tier in tiers]
+    attending = frozenset(
+        each.attended
+        for each in there
+        if whole and _fits_host(draft, state, each, alone) and _in_time(draft, each)
+    )
+    beside = StepWork(
+        draft.rows, draft.device_s(), draft.costs.host_s(*draft.in_place()), draft.copies()
+    )
+    fits = ResumeFits(on_device, attending, hidden=not lonely)
+    chosen = choose_resume(prompt, beside, fits, draft.costs)
+    if chosen is None:
+        return None
+    if chosen.use == "attend":
+        return _Placed(prompt, prompt.rows, "host", chosen.attended, "attend")
+    taken = prompt if chosen.use == "fetch" else prompt.anew
+    rows = _bounded(draft, taken, min(budget, taken.rows))
+    return _Placed(taken, rows, "device", resume=chosen.use) if rows else None
+
+
+def _in_time(draft: _Draft, placed: _Placed) -> bool:
+    """Return whether the step keeps its latency with a prompt; a first one of a page's rows may always be computed."""
+    if draft.limits.step_s == float("inf") or (placed.rows <= PAGE and not draft.prompts):
+        return True
+    draft.prompts.append(placed)
+    within = draft.step_s(draft.times(_ALONE).layer_s) <= draft.limits.step_s
+    draft.prompts.pop()
+    return within
 
 
 def _covered(draft: _Draft, prompt: PromptState) -> bool:
@@ -424,9 +551,9 @@ def _pack(draft: _Draft, hosts: Iterable[DecodeState], *, beside: bool = False) 
     Adding to one batch never hurts the other's inequality, since its linear work only grows.
     """
     linear, host, way = draft.costs.linear.seconds, draft.costs.host, draft.costs.exchange
-    rows, device_s = draft.rows, draft.device_s()
+    rows, device_s, prompts = draft.rows, draft.device_s(), draft.in_place()
     first, second = list[DecodeState](), list[DecodeState]()
-    tokens = [0, 0]
+    tokens = [prompts.tokens, 0]
     long_s = 0.0 if beside else linear(rows)
     short_s, examined = device_s, 0
     for each in hosts:
@@ -435,7 +562,10 @@ def _pack(draft: _Draft, hosts: Iterable[DecodeState], *, beside: bool = False) 
             second.append(each)
             tokens[1] += each.length
             short_s = linear(len(second)) + device_s
-        elif _host_s(host, way, len(first) + 1, tokens[0] + each.length) <= short_s:
+        elif (
+            _host_s(host, way, prompts.sequences + len(first) + 1, tokens[0] + each.length)
+            <= short_s
+        ):
             first.append(each)
             tokens[0] += each.length
             long_s = 0.0 if beside else linear(rows + len(first))
@@ -450,7 +580,7 @@ def _host_s(host: LinearCost, way: LinearCost, sequences: int, tokens: int) -> f
 
 def _hold_back(draft: _Draft, split: _Split) -> None:
     """Leave prompts bound for the host in the queue that the host's work needs no cover of (the paper's step 5)."""
-    bound = [placed for placed in draft.prompts if placed.home == "host"]
+    bound = [placed for placed in draft.prompts if placed.home == "host" and not placed.resume]
     if len(split.first) + len(split.second) == len(draft.host):
         bound = bound[1:]
     for placed in reversed(bound):

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from common.types.helper_address import ChannelKind
 from engine.decoder.executor.interface import AttendedBy, Moved
-from engine.decoder.offload.plan import Choice
+from engine.decoder.offload.plan import Choice, Resume
 
 if TYPE_CHECKING:
     from engine.decoder.offload.homes import HomePlanner
@@ -70,6 +70,22 @@ class HomeMetrics:
             self._helper.labels(channel)
         for moved in get_args(Moved):
             self._bytes.labels(moved)
+        self._resumed = Counter(
+            "spillway_resumed_prompts",
+            "Prompts of which only the host had pages, by what became of these: attended there, fetched or recomputed.",
+            ("use",),
+            registry=registry,
+        )
+        self._pages = Counter(
+            "spillway_host_home_pages",
+            "Pages that sequences came home to on the host, by who had them: a sequence there, nobody, or the device.",
+            ("how",),
+            registry=registry,
+        )
+        for use in get_args(Resume):
+            self._resumed.labels(use)
+        for how in ("shared", "found", "copied"):
+            self._pages.labels(how)
         for by in get_args(AttendedBy):
             self._layers.labels(by)
         for tier in ("device", "host"):
@@ -96,6 +112,10 @@ class HomeMetrics:
             self._rise(self._bytes, moved, size)
         for choice, count in homes.choices.items():
             self._rise(self._steps, choice, count)
+        for use, prompts in homes.resumed.items():
+            self._rise(self._resumed, use, prompts)
+        for how, pages in homes.host_pages.items():
+            self._rise(self._pages, how, pages)
         self._rise(self._seconds, "predicted", homes.predicted_s)
         self._rise(self._seconds, "measured", homes.measured_s)
         for side, seconds in homes.idle_s.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from common import log
 from common.bus import BusDown, BusFull
@@ -11,6 +12,7 @@ from common.wire.registry import StageSpan, StepRecord
 from common.worker.worker import Worker
 from engine.decoder.offload.computed_step import ComputedStep
 from engine.decoder.offload.homes import HomePlanner
+from engine.decoder.offload.plan import Resume
 
 EVERY_S = 1.0
 MOST_STAGES = 400
@@ -41,19 +43,25 @@ class StepReporter:
         if step is None or step is self._told:
             return
         share = self._homes.on_host / max(1, self._homes.decoded)
-        record = record_of(step, host_share=share, at_ms=worker.bus.clock.now_ms())
+        now_ms, resumed = worker.bus.clock.now_ms(), self._homes.resumed
+        record = record_of(step, host_share=share, at_ms=now_ms, resumed=resumed)
         await LatestSteps(worker.bus).publish(worker.family, worker.name, record)
         self._told = step
 
 
-def record_of(step: ComputedStep, *, host_share: float, at_ms: int) -> StepRecord:
-    """Return a step as it is published: with the stages of as many layers as are within the bound."""
+def record_of(
+    step: ComputedStep, *, host_share: float, at_ms: int, resumed: Mapping[Resume, int]
+) -> StepRecord:
+    """Return a step as it is published: with the stages of as many layers as are within the bound.
+
+    After its reason, what became of the pages of prompts that only the host had, since the start: "attend 3".
+    """
     layers = 1 + max((each.layer for each in step.stages), default=-1)
     shown = MOST_STAGES * layers // max(1, len(step.stages))
     began_s = min((each.begin_s for each in step.stages), default=0.0)
     return StepRecord(
         at_ms=at_ms,
-        why=step.why,
+        why=_why(step, resumed),
         decoded=step.decoded,
         on_host=step.on_host,
         host_share=host_share,
@@ -72,3 +80,8 @@ def record_of(step: ComputedStep, *, host_share: float, at_ms: int) -> StepRecor
             if each.layer < shown
         ],
     )
+
+
+def _why(step: ComputedStep, resumed: Mapping[Resume, int]) -> str:
+    """Return what decided where a step was computed, and what became of pages that only the host had by then."""
+    return "; ".join([step.why, *(f"{use} {count}" for use, count in resumed.items())])

@@ -7,9 +7,12 @@ const WHY = {
   "device only": "on the device only",
   "host beside device": "one batch, the host beside the device",
   "two batches": "two batches",
+  "in place": "one batch, the device waits for pages attended on the host",
   overdue: "sequences that wait no longer",
   fixed: "a mode that does not choose",
 };
+// What became of prompts' pages that only the host had, since the start; it follows the reason: "two batches; attend 1".
+const USES = { attend: "attended in place", fetch: "fetched to the device", recompute: "computed anew" };
 const LINEAR = ["before", "after"];
 const THIN = 0.0008; // of the whole: a shorter stage could not be seen
 const SIDES = [
@@ -49,7 +52,7 @@ class Step {
     if (step.at === this.drawn) return;
     this.drawn = step.at;
     this.element.dataset.worker = name;
-    text(this.name, `${model ?? name}: ${WHY[step.why] ?? step.why}`);
+    text(this.name, `${model ?? name}: ${reasonOf(step.why)}`);
     text(this.words, wordsOf(step));
     const length = Math.max(...step.stages.map(([, , , , end]) => end), 1e-9);
     for (const { side, track, idle } of this.tracks) {
@@ -59,6 +62,12 @@ class Step {
       track.replaceChildren(...stages.map((stage) => bar(stage, length)));
     }
   }
+}
+
+function reasonOf(told) {
+  const [why, ...uses] = told.split("; ");
+  const histories = uses.map((each) => each.split(" ")).map(([use, count]) => `${count} ${USES[use] ?? use}`);
+  return `${WHY[why] ?? why}${histories.length ? `; pages that only the host had, since the start: ${histories.join(", ")}` : ""}`;
 }
 
 function wordsOf({ decoded, on_host: onHost, host_share: share, predicted_s: predicted, measured_s: measured, slack_s: slack, layers }) {

@@ -81,6 +81,11 @@ def test_the_stages_of_a_step(page: Page, attending: HostAttending) -> None:
         assert all(threads.map(attending.complete, range(STREAMS)))
     expect(panel).to_be_visible()
     expect(panel.locator(".under").first).to_have_text(WORDS)
+    # The same prompts once more: their first pages stand on the host.
+    with ThreadPoolExecutor(STREAMS) as threads:
+        assert all(threads.map(attending.complete, range(STREAMS)))
+    name = panel.locator(".staged-step strong").first
+    expect(name).to_contain_text(f"since the start: {STREAMS} attended in place")
     for side in ("device", "host"):
         row = panel.locator(f"[data-side={side}]")
         expect(row.locator(".segment").first).to_be_attached()

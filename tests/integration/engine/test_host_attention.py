@@ -11,13 +11,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bench.engine import random_models
+from bench.engine import home_runs, random_models
 from bench.engine.helper_process import helper_process, local_address, wait_until
+from bench.engine.home_runs import HomeRun, HomeSides, Work
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
+from common.cost.linear import Probe
 from common.errors import ConfigError
 from common.ids import Family
 from common.registry.latest_steps import LatestSteps
@@ -27,6 +30,10 @@ from common.wire.jobs import GenerateWork
 from common.wire.registry import StepRecord
 from engine.decoder.executor.interface import Moved
 from engine.decoder.executor.torch_executor import TorchExecutor
+from engine.decoder.offload.costs import OffloadPoints, OffloadProfile
+from engine.decoder.offload.homes import HomePlanner
+from engine.decoder.offload.plan import OffloadMode
+from engine.device import DeviceQueue
 from services.adapters.generate.generator import Generator
 from services.adapters.metrics import WorkMetrics
 from tests.faults.engine.test_failover import live, process
@@ -166,3 +173,89 @@ def test_settings_that_cannot_be_met(
     config = WorkerConfig(host_attention="auto", **chosen)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=named):
         Generator(config, "gpu_worker", WorkMetrics(CollectorRegistry())).load()
+
+
+GREEDY = SamplingParams(temperature=0.0)
+# Seconds of a row in one layer, of a token attended to on the host, and of copying a page: a machine for each use.
+MACHINES = {"attend": (1e-3, 1e-9, 1.0), "fetch": (1e-3, 1.0, 1e-9), "recompute": (1e-9, 1.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeSides]:
+    found = home_runs.sides("llama fp32", tmp_path_factory.mktemp("llama"))
+    yield found
+    found.executor.close()
+
+
+def machine(sides: HomeSides, use: str) -> OffloadPoints:
+    """Return costs by which one use of a history on the host is by far the cheapest."""
+    row_s, host_s, page_s = MACHINES[use]
+    sizes = ((1, 32), (1, 300), (4, 400))
+    return msgspec.structs.replace(
+        sides.points,
+        linear=[(rows, rows * row_s) for rows in (1, 16, 256)],
+        host=[Probe(count, tokens, tokens * host_s) for count, tokens in sizes],
+        prefill=[Probe(count, tokens, tokens * 1e-12) for count, tokens in sizes],
+        exchange=[Probe(count, 0, 1e-12) for count, _ in sizes],
+        page_s=page_s,
+    )
+
+
+def work(prompt: list[int], max_new: int, n: int = 1) -> Work:
+    return Work(prompt, n, max_new, GREEDY, 0, None, None, low=False)
+
+
+@pytest.mark.parametrize("use", MACHINES)
+async def test_a_turn_goes_on_where_its_history_costs_least(sides: HomeSides, use: str) -> None:
+    """A first turn leaves its pages on the host; the second attends to them there, or has them fetched or computed.
+
+    Counters tell which, and that attending in place has brought no page to the device.
+    """
+    device = DeviceQueue()
+    try:
+        profile = OffloadProfile(machine(sides, use))
+        homes = HomePlanner(sides.executor, profile, OffloadMode.FULL)
+        run, alone = HomeRun(sides.executor, device, homes), HomeRun(sides.alone, device, None)
+        prompt = [at * 7 % random_models.VOCABULARY for at in range(100)]
+        [[answer]] = await run.all([work(prompt, 20)])
+        question = [*prompt, *answer, *range(20)]
+        homes.mode = OffloadMode.ASYMMETRIC
+        tiers = run.engine.scheduler.table.tiers
+        found, pages = tiers.found.copy(), homes.host_pages.copy()
+        attended, steps = dict(sides.executor.attended), len(run.steps)
+        [[told]] = await run.all([work(question, 12)])
+        expected = await alone.all([work(prompt, 20), work(question, 12)])
+    finally:
+        device.close()
+    on_host = sides.executor.attended["host"] - attended["host"]
+
+    assert [[answer], [told]] == expected
+    assert dict(homes.resumed) == {use: 1}
+    assert tiers.found["host"] - found["host"] == (0 if use == "recompute" else 3)
+    assert tiers.found["computed"] - found["computed"] == (5 if use == "recompute" else 2)
+    assert tiers.found["device"] == found["device"]
+    if use != "attend":
+        assert homes.host_pages == pages
+        return
+    assert homes.host_pages["found"] - pages["found"] == 3
+    assert homes.host_pages["copied"] == pages["copied"]
+    assert run.steps[steps].why == "in place"
+    assert {stage.stage for stage in run.steps[steps].stages} == {"before", "host", "after"}
+    assert on_host >= len(question) - 96
+
+
+async def test_choices_share_their_prompt_on_the_host(sides: HomeSides) -> None:
+    """Three choices at home on the host have the prompt's pages once: none is copied, and tokens are the device's."""
+    device = DeviceQueue()
+    try:
+        homes = HomePlanner(sides.executor, OffloadProfile(sides.points), OffloadMode.FULL)
+        run, alone = HomeRun(sides.executor, device, homes), HomeRun(sides.alone, device, None)
+        prompt = [at * 5 % random_models.VOCABULARY for at in range(100)]
+        found = await run.all([work(prompt, 20, n=3)])
+        expected = await alone.all([work(prompt, 20, n=3)])
+    finally:
+        device.close()
+
+    assert found == expected
+    assert dict(homes.host_pages) == {"shared": 6}
+    assert dict(homes.resumed) == {"attend": 2}

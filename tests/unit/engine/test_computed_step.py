@@ -32,7 +32,7 @@ def test_idle_seconds_of_both_sides() -> None:
 def test_a_step_without_stages_was_never_idle() -> None:
     """A step that only copied pages has no stages."""
     assert (step([]).device_idle_s, step([]).host_idle_s) == (0.0, 0.0)
-    assert record_of(step([]), host_share=0.0, at_ms=1).stages == []
+    assert record_of(step([]), host_share=0.0, at_ms=1, resumed={}).stages == []
 
 
 def test_whole_layers_are_shown_up_to_the_bound() -> None:
@@ -43,8 +43,9 @@ def test_whole_layers_are_shown_up_to_the_bound() -> None:
         for part in (0, 1)
         for name in ("before", "host", "after")
     ]
-    shown = record_of(step(stages), host_share=0.5, at_ms=1)
+    shown = record_of(step(stages), host_share=0.5, at_ms=1, resumed={"attend": 3, "fetch": 1})
 
+    assert shown.why == "two batches; attend 3; fetch 1"
     assert shown.layers == 80
     assert len(shown.stages) <= MOST_STAGES < len(stages)
     assert {each.layer for each in shown.stages} == set(range(len(shown.stages) // 6))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.engine import home_runs
 from bench.engine.home_runs import HomeCounts, HomeSides
+from common.pages.identity import PAGE, root_id
+from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.page_table import PageTable
+from engine.decoder.kv.tiers import PLAIN
 from engine.decoder.offload.plan import OffloadMode
+from engine.decoder.sequence import TokenSequence
 from tests.conftest import PROFILE, SEED
 
 USES_HOST = [mode for mode in OffloadMode if mode not in {OffloadMode.DEVICE, OffloadMode.SWAP}]
@@ -47,5 +56,155 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
         assert sum(each.aborted for each in counted) > 0
         assert sum(each.shared for each in counted) > 0
         assert sum(each.extended for each in counted) > 0
+        assert sum(each.pages["shared"] for each in counted) > 0
         windowed = None not in sides.executor.shape.windows  # its pages hardly ever run out
         assert windowed or sum(each.preempted for each in counted) > 0
+
+
+class Longest(random.Random):
+    """Draws the largest number of a range."""
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+
+class SharedPages:
+    """Sequences on a page table whose pages hold their tokens; any page that is wrong, lost or leaked shows."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.table = PageTable(ModelShape([None], [64], 40, 4096, 50, host_pages=60), PLAIN)
+        self.memory: dict[LocalTier, list[list[int]]] = {
+            "device": [[-1] * PAGE for _ in range(40)],
+            "host": [[-1] * PAGE for _ in range(60)],
+        }
+        self.head = [self.draw.randrange(50) for _ in range(4 * PAGE)]
+        self.sequences: list[TokenSequence] = []
+        self.saved = self.begun = 0
+
+    def begin(self, home: LocalTier) -> None:
+        """Admit a sequence that begins as others do, and compute its prompt."""
+        length = self.draw.randint(0, len(self.head))
+        tail = [self.draw.randrange(50) for _ in range(self.draw.randint(1, 50))]
+        prompt = self.head[:length] + tail
+        sequence = TokenSequence("", 0, self.begun, prompt, root=root_id("0f", ""), most=400)
+        self.begun += 1
+        match = self.table.match(sequence)
+        if home == "host":
+            copied = self.table.attach_to_host(sequence, match)
+            if copied is None:
+                return
+            self.copy(copied)
+        else:
+            if self.table.available("device") < 12:
+                return
+            loads = self.table.attach([(sequence, match)])
+            self.copy(loads)
+            for move in loads:
+                self.table.tiers.moved(move, sound=True)
+        self.sequences.append(sequence)
+        self.compute(sequence)
+        self.table.arrived(sequence)
+
+    def compute(self, sequence: TokenSequence) -> None:
+        """Write the rows that are missing, where no other sequence reads, and draw a token."""
+        positions = sequence.next_rows(sequence.rows)
+        if self.table.wants(sequence, positions) > self.table.available(sequence.home):
+            return
+        self.table.grow(sequence, positions)
+        tokens, pool = sequence.tokens(), self.table.tiers.pools(sequence.home)[0]
+        for position in positions:
+            page = sequence.pages[0][position // PAGE]
+            assert pool.references(page) == 1
+            self.memory[sequence.home][page][position % PAGE] = tokens[position]
+        sequence.computed(len(positions))
+        self.table.settle(sequence, positions)
+        sequence.append(self.draw.randrange(2))
+
+    def move(self, movers: list[TokenSequence]) -> None:
+        """Change the homes of some sequences in one step; each full page is copied once at most, others' stay."""
+        stays = {each.order: [list(held) for held in each.pages] for each in self.sequences}
+        copied: list[PageMove] = []
+        for sequence in movers:
+            to: LocalTier = "device" if sequence.home == "host" else "host"
+            moves = self.table.move(sequence, to)
+            if moves is not None:
+                del stays[sequence.order]
+                copied += moves
+        full = Counter((move.kind, move.page_id) for move in copied if move.page_id)
+        assert max(full.values(), default=1) == 1
+        self.copy(copied)
+        for sequence in movers:
+            self.table.arrived(sequence)
+        assert all(each.pages == stays.get(each.order, each.pages) for each in self.sequences)
+
+    def copy(self, moves: list[PageMove]) -> None:
+        """Copy pages as a step does: all are read before any is written."""
+        ends: dict[str, tuple[LocalTier, LocalTier]] = {
+            "load": ("host", "device"),
+            "save": ("device", "host"),
+        }
+        read = [list(self.memory[ends[move.kind][0]][move.source]) for move in moves]
+        for move, page in zip(moves, read, strict=True):
+            self.memory[ends[move.kind][1]][move.target] = page
+        self.saved += sum(move.kind == "save" for move in moves)
+
+    def check(self) -> None:
+        """Every sequence sees its tokens, and a page has as many references as sequences that hold it."""
+        tiers, held = self.table.tiers, {"device": Counter[int](), "host": Counter[int]()}
+        for sequence in self.sequences:
+            tokens, pages = sequence.tokens(), sequence.pages[0]
+            held[sequence.home].update(page for page in pages if page >= 0)
+            for position in range(sequence.length - 1):
+                page = self.memory[sequence.home][pages[position // PAGE]]
+                assert page[position % PAGE] == tokens[position]
+        for tier, counts in held.items():
+            pool = tiers.pools(tier)[0]  # type: ignore[arg-type]
+            assert pool.used == len(counts)
+            assert all(pool.references(page) == count for page, count in counts.items())
+        tiers.check()
+
+
+@given(st.integers(0, 1 << 30))
+def test_a_prefix_is_shared_in_either_home(seed: int) -> None:
+    """Sequences with a common prefix come, grow, move together and alone, and leave; no page of another changes."""
+    pages = SharedPages(seed)
+    for _ in range(30):
+        action = pages.draw.random()
+        if action < 0.3:
+            pages.begin(pages.draw.choice(("device", "host")))
+        elif action < 0.6 and pages.sequences:
+            pages.move(
+                pages.draw.sample(pages.sequences, pages.draw.randint(1, len(pages.sequences)))
+            )
+        elif action < 0.7 and pages.sequences:
+            leaver = pages.draw.choice(pages.sequences)
+            pages.table.release(leaver)
+            pages.sequences.remove(leaver)
+        else:
+            for sequence in pages.sequences:
+                pages.compute(sequence)
+        pages.table.tiers.ended()
+        pages.check()
+
+
+def test_a_prefix_that_moves_is_copied_once() -> None:
+    """Two of three sequences move to the host in one step: one copy of what they share, and the third's pages stay."""
+    pages = SharedPages(1)
+    pages.head = [at % 50 for at in range(4 * PAGE)]
+    pages.draw = Longest(1)  # the whole head, and 50 tokens more
+    for _ in range(3):
+        pages.begin("device")
+    first, second, third = pages.sequences
+    stays, device = list(third.pages[0]), pages.table.tiers.device[0]
+    assert first.pages[0][:4] == second.pages[0][:4] == stays[:4]
+
+    pages.move([first, second])
+    pages.table.tiers.ended()
+
+    pages.check()
+    assert first.pages[0][:4] == second.pages[0][:4]
+    assert pages.saved == 4 + 2 + 2
+    assert pages.table.tiers.homes.counts == {"copied": 8, "shared": 4}
+    assert third.pages[0] == stays
+    assert all(device.references(page) == 1 for page in stays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from engine.decoder.offload.costs import OffloadCosts, OffloadPoints, OffloadPro
 from engine.decoder.offload.plan import (
     SETTLE,
     DecodeState,
+    HostHistory,
     OffloadLimits,
     OffloadMode,
     OffloadPlan,
     OffloadState,
     PoolState,
     PromptState,
+    SharedPage,
     SubBatch,
     pages_of,
 )
+from engine.decoder.offload.resume import ResumeFits, StepWork, choose_resume, resume_choices
 from engine.decoder.offload.scheduler import PATIENCE, STARVED, schedule
 
 MACHINES = (A10G["g5.4xlarge"], A10G["g5.16xlarge"], T4[640])
@@ -40,33 +44,89 @@ def states(draw: st.DrawFn) -> OffloadState:
     """Draw queues whose sequences hold the pages that their lengths need, and pools that hold them."""
     rng = random.Random(draw(st.integers(0, 1 << 30)))
     most = draw(st.sampled_from((40, 400, 4000)))
-    prompts, decoding = [], []
+    longest_skip = rng.choice((PATIENCE, STARVED))  # beyond PATIENCE the host gets no prompt
+    prompts, decoding = list[PromptState](), list[DecodeState]()
+    elsewhere = {"device": 0, "host": 0}  # pages of histories that others hold
     for order in range(draw(st.integers(0, 40))):
         length = rng.randint(1, most)
         if rng.random() < 0.3:
             done = rng.randrange(length) if rng.random() < 0.3 else 0
-            prompts.append(PromptState(order, ((done, length),), pages_of(done), done > 0))
+            prompt = PromptState(order, ((done, length),), pages_of(done), done > 0)
+            if not done and length > PAGE and rng.random() < 0.5:
+                prompt = _with_history(rng, order, length)
+                elsewhere["device"] += prompt.pages
+                elsewhere["host"] += prompt.history.pages - prompt.history.idle
+            prompts.append(prompt)
             continue
         home = "host" if rng.random() < 0.5 else "device"
         pages = pages_of(length - 1)
         copies = rng.randint(0, pages) if rng.random() < 0.2 else 0
-        skipped = rng.randrange(STARVED) if home == "host" else 0
+        skipped = rng.randrange(longest_skip) if home == "host" else 0
         settled = rng.randrange(2 * SETTLE)
         decoding.append(
             DecodeState(order, home, length, pages, copies, skipped=skipped, settled=settled)  # type: ignore[arg-type]
         )
+    decoding, saved = _sharing(rng, decoding)
+    own = sum(each.pages for each in prompts if each.running)
     used = {
-        "device": sum(each.pages for each in decoding if each.home == "device")
-        + sum(each.pages for each in prompts),
-        "host": sum(each.pages for each in decoding if each.home == "host"),
+        tier: elsewhere[tier] + sum(e.pages for e in decoding if e.home == tier) - saved[tier]
+        for tier in ("device", "host")
     }
+    used["device"] += own
     longest = pages_of(most + 1)
     pools = {
-        tier: max(longest, pages + rng.choice((0, 1, longest, 10 * longest)))
+        tier: max(longest + elsewhere[tier], pages + rng.choice((0, 1, longest, 10 * longest)))
         for tier, pages in used.items()
     }
     device, host = (PoolState(pools[tier], pools[tier] - used[tier]) for tier in ("device", "host"))
     return OffloadState(tuple(prompts), tuple(decoding), device, host)
+
+
+def _with_history(rng: random.Random, order: int, length: int) -> PromptState:
+    """Return a prompt of which the host has leading pages, some of them the device, too, and the device some more."""
+    whole = (length - 1) // PAGE
+    there = rng.randint(1, whole)
+    fetched, copied = rng.randint(0, there), rng.randint(0, whole - there)
+    done = (there + copied) * PAGE
+    alone = ((0, fetched * PAGE), (done, length)) if fetched else ((done, length),)
+    if fetched * PAGE == done:
+        alone = ((0, length),)
+    history = HostHistory(there, rng.randint(0, there), fetched, alone, copied)
+    return PromptState(
+        order, ((done, length),), there - fetched + copied, brought=fetched, history=history
+    )
+
+
+def _sharing(
+    rng: random.Random, decoding: list[DecodeState]
+) -> tuple[list[DecodeState], dict[str, int]]:
+    """Let some sequences of one home share pages; return them, and how many pages that saves in each tier."""
+    saved, first = {"device": 0, "host": 0}, 0
+    for home in ("device", "host"):
+        some = [each for each in decoding if each.home == home and each.pages and not each.copies]
+        some = some[: rng.choice((0, 2, 3))]
+        if len(some) < 2:
+            continue
+        most = min(each.pages for each in some)
+        others = rng.randint(0, 1)  # such as a copy that is under way
+        shared = tuple(
+            SharedPage(first + at, len(some) + others, copied=False)
+            for at in range(rng.randint(1, most))
+        )
+        first += len(shared)
+        saved[home] = len(shared) * (len(some) - 1)
+        decoding = [each._replace(shared=shared) if each in some else each for each in decoding]
+    return decoding, saved
+
+
+def _slower(model: OffloadCosts, name: str, factor: float) -> OffloadCosts:
+    """Return costs of which one is so many times what it was."""
+    was = getattr(model, name)
+    if name == "page_s":
+        return model._replace(page_s=factor * was)
+    if name == "linear":
+        return model._replace(linear=CostTable((rows, factor * s) for rows, s in was.points))
+    return model._replace(**{name: was.scaled(factor)})
 
 
 def _rows(plan: OffloadPlan) -> list[int]:
@@ -82,19 +142,28 @@ def _formula_s(state: OffloadState, plan: OffloadPlan, model: OffloadCosts) -> f
     lengths = {each.order: each.length for each in state.decoding}
     prompts = {each.order: each for each in state.prompts}
     first, second = (*plan.batches, SubBatch(), SubBatch())[:2]
-    pairs = 0
+    pairs, coming, in_place = 0, 0, (0, 0)
     for chunk in first.prompts:
-        start = prompts[chunk.order].ranges[0][0]
-        pairs += sum(position + 1 for position in range(start, start + chunk.rows))
+        prompt = prompts[chunk.order]
+        ranges = prompt.history.alone if chunk.resume == "recompute" else prompt.ranges
+        positions = [position for start, end in ranges for position in range(start, end)]
+        seen = sum(position + 1 for position in positions[: chunk.rows])
+        if chunk.attended == "host":
+            in_place = in_place[0] + chunk.rows, in_place[1] + seen
+            continue
+        pairs += seen
+        coming += prompt.history.pages if chunk.home == "host" else 0
     tokens = [
         [lengths[order] for order in batch] for batch in (first.host, second.host, first.device)
     ]
-    ca0, ca1 = (model.host_s(len(each), sum(each)) for each in tokens[:2])
+    ca0 = model.host_s(len(tokens[0]) + in_place[0], sum(tokens[0]) + in_place[1])
+    ca1 = model.host_s(len(tokens[1]), sum(tokens[1]))
     ga0 = model.device_s(len(tokens[2]), sum(tokens[2]))
-    ga0 += model.prefill_s(len(first.prompts), pairs)
+    own = sum(chunk.attended == "device" for chunk in first.prompts)
+    ga0 += model.prefill_s(own, pairs) + coming * model.page_s / model.layers
     l0, l1 = (model.linear.seconds(batch.rows) for batch in (first, second))
     copied = sum(move.pages for move in plan.moves)
-    copied += sum(chunk.pages for chunk in first.prompts if chunk.home == "host")
+    copied += sum(chunk.copied for chunk in first.prompts)
     layers_s = model.layers * (max(l0, ca1) + max(l1 + ga0, ca0))
     return model.step_s + max(layers_s, copied * model.page_s)
 
@@ -104,29 +173,55 @@ def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
     free = {"device": state.device.free, "host": state.host.free}
     by_order: dict[int, Any] = {each.order: each for each in state.prompts}
     by_order |= {each.order: each for each in state.decoding}
+    left: Counter[SharedPage] = Counter()
+    sent: set[SharedPage] = set()
+
+    def leaves(order: int) -> None:
+        one = by_order[order]
+        shared = getattr(one, "shared", ())
+        left.update(shared)
+        last = sum(left[page] == page.holders for page in shared)
+        free[getattr(one, "home", "device")] += one.pages - len(shared) + last
+
     for order in plan.preempt:
-        free[getattr(by_order[order], "home", "device")] += by_order[order].pages
+        leaves(order)
     for move in plan.moves:
         one = by_order[move.order]
         assert move.to != one.home
-        assert move.pages == one.pages - one.copies
-        free[one.home] += one.pages
+        assert move.pages == one.pages - one.copies - len(sent.intersection(one.shared))
+        sent.update(one.shared)
+        leaves(move.order)
         free[move.to] -= move.pages
     for batch in plan.batches:
         for chunk in batch.prompts:
             free[chunk.home] -= chunk.pages
+            if chunk.home == "host":
+                history = by_order[chunk.order].history
+                assert (
+                    chunk.pages
+                    == pages_of(by_order[chunk.order].length) - history.pages + history.idle
+                )
+                assert chunk.rows == by_order[chunk.order].rows
         for tier, orders in (("device", batch.device), ("host", batch.host)):
             free[tier] -= sum(by_order[order].grows for order in orders)
     assert min(free.values()) >= 0
 
 
 @settings(max_examples=250)
-@given(states(), st.sampled_from(MACHINES), st.sampled_from((2048, 8192)))
-def test_a_plan_keeps_its_promises(state: OffloadState, machine: Machine, tokens: int) -> None:
-    """Budgets, one row a sequence, attention where the home is, both inequalities, nobody starved, no slower choice."""
+@given(
+    states(), st.sampled_from(MACHINES), st.sampled_from((2048, 8192)),
+    st.sampled_from(((1, 1), (300, 0.01), (1000, 1), (1000, 100))),
+)  # fmt: skip
+def test_a_plan_keeps_its_promises(
+    state: OffloadState, machine: Machine, tokens: int, slower: tuple[float, float]
+) -> None:
+    """Budgets, one row a sequence, attention where the home is, both inequalities, nobody starved, no slower choice.
+
+    So it is where pages come and the host attends so many times `slower`.
+    """
     model = LLAMA_7B if machine.name.startswith("T4") else LLAMA_8B
     limits = OffloadLimits(tokens, 256)
-    priced = costs(machine, model)
+    priced = _slower(_slower(costs(machine, model), "page_s", slower[0]), "host", slower[1])
     plan = schedule(state, limits, priced)
     rows = _rows(plan)
     decoding = {each.order: each for each in state.decoding}
@@ -146,7 +241,11 @@ def test_a_plan_keeps_its_promises(state: OffloadState, machine: Machine, tokens
     if len(plan.batches) == 2:
         assert not plan.batches[1].prompts
         assert not plan.batches[1].device
-    if plan.why != "overdue":
+    if plan.why == "in place":
+        assert plan.times.long_slack_s >= 0
+        assert any(chunk.attended == "host" for chunk in plan.batches[0].prompts)
+        assert plan.throughput >= plan.device_only
+    elif plan.why != "overdue":
         assert min(plan.times.long_slack_s, plan.times.short_slack_s) >= 0
         assert plan.throughput >= plan.device_only
     served = {*rows, *plan.preempt}
@@ -222,7 +321,9 @@ def test_a_step_keeps_its_latency(state: OffloadState, step_s: float) -> None:
     if plan.why == "overdue" or plan.seconds <= step_s or plan.moves:
         return
     assert sum(chunk.rows for batch in plan.batches for chunk in batch.prompts) <= PAGE
-    assert not any(batch.host for batch in plan.batches) or plan.why == "host beside device"
+    in_place = any(chunk.attended == "host" for b in plan.batches for chunk in b.prompts)
+    beside = plan.why == "host beside device" or in_place
+    assert beside or not any(batch.host for batch in plan.batches)
 
 
 def test_a_small_step_is_refused() -> None:
@@ -255,6 +356,117 @@ def test_golden_choices() -> None:
         OffloadState((), (*device, *host), PoolState(1250, 20), pools[1]), LIMITS, model
     )
     assert (half.why, len(half.batches)) == ("two batches", 2)
+
+
+# -- histories on the host -------------------------------------------------------------------------------
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[PromptState, StepWork, OffloadCosts]:
+    """Draw a prompt of which only the host has pages, the work of the step beside it, and costs of some machine."""
+    rng = random.Random(draw(st.integers(0, 1 << 30)))
+    prompt = _with_history(rng, 0, rng.randint(PAGE + 1, 4000))
+    while not prompt.history.fetched:
+        prompt = _with_history(rng, 0, rng.randint(PAGE + 1, 4000))
+    beside = StepWork(rng.choice((0, rng.randrange(500))), 1e-4 * rng.random(), 1e-4 * rng.random())
+    model = costs(draw(st.sampled_from(MACHINES)), LLAMA_8B)
+    for name in ("host", "page_s", "linear"):
+        model = _slower(model, name, 10 ** rng.uniform(-3, 3))
+    return prompt, beside, model
+
+
+FITS = st.builds(
+    ResumeFits, st.booleans(), st.frozensets(st.sampled_from(("device", "host"))), st.booleans()
+)
+
+
+@given(histories(), FITS)
+def test_the_cheapest_use_of_a_history_that_fits_is_chosen(
+    drawn: tuple[PromptState, StepWork, OffloadCosts], fits: ResumeFits
+) -> None:
+    """Nothing is chosen that does not fit, none is cheaper of what fits, and something is chosen if anything fits."""
+    prompt, beside, model = drawn
+    ways = resume_choices(prompt, beside, model, hidden=fits.hidden)
+    fitting = [
+        way
+        for way in ways
+        if (way.use == "attend" and way.attended in fits.attending)
+        or (way.use != "attend" and fits.device)
+    ]
+    chosen = choose_resume(prompt, beside, fits, model)
+
+    assert {way.use for way in ways} == {"attend", "fetch", "recompute"}
+    assert (chosen is None) is (not fitting)
+    if chosen is not None:
+        assert chosen in fitting
+        assert chosen.seconds == min(way.seconds for way in fitting)
+        assert chosen.seconds >= beside.seconds(model)
+
+
+@given(
+    histories(), FITS, st.sampled_from(("host", "exchange", "page_s", "linear", "prefill")),
+    st.floats(1, 1000),
+)  # fmt: skip
+def test_a_choice_follows_the_costs(
+    drawn: tuple[PromptState, StepWork, OffloadCosts],
+    fits: ResumeFits,
+    name: str,
+    factor: float,
+) -> None:
+    """No way is cheaper where something takes longer, and what takes longer is not what is chosen for it.
+
+    A slower host attends to nothing more, slower pages are not fetched where they were computed before, and slower
+    computing computes nothing that was fetched before.
+    """
+    prompt, beside, model = drawn
+    slower = _slower(model, name, factor)
+    before, after = (
+        resume_choices(prompt, beside, each, hidden=fits.hidden) for each in (model, slower)
+    )
+    for was, now in zip(before, after, strict=True):
+        assert now.seconds >= was.seconds * (1 - 1e-9)
+    first, then = (choose_resume(prompt, beside, fits, each) for each in (model, slower))
+    if first is None or then is None:
+        assert first == then
+    elif name in ("host", "exchange"):
+        assert (then.use, then.attended) != ("attend", "host") or first[:2] == then[:2]
+    elif name == "page_s":
+        assert (first.use, then.use) != ("recompute", "fetch")
+    else:
+        assert (first.use, then.use) != ("fetch", "recompute")
+
+
+def test_golden_histories() -> None:
+    """By hand, a question of 32 tokens after 2,016 that the host has: each use where it is the cheapest."""
+    alone = ((0, 2048),)
+    prompt = PromptState(0, ((2016, 2048),), 0, brought=63, history=HostHistory(63, 63, 63, alone))
+    model = costs(A10G["g5.4xlarge"], LLAMA_8B)
+    everywhere = ResumeFits(device=True, attending=frozenset({"device", "host"}))
+    idle = StepWork()
+
+    def choice(costs: OffloadCosts, beside: StepWork = idle) -> tuple[str, str] | None:
+        chosen = choose_resume(prompt, beside, everywhere, costs)
+        return chosen and chosen[:2]
+
+    # Weights take 29 ms to read; 63 pages come in 13 ms beside them.
+    assert choice(model) == ("fetch", "device")
+    # Over a link ten times slower they take 132 ms, computing all rows anew 477, attending 32 rows on the host 202.
+    slow = _slower(model, "page_s", 10)
+    assert choice(slow) == ("fetch", "device")
+    # With a host of 200 GB/s that takes 74 ms.
+    assert choice(_slower(slow, "host", 0.25)) == ("attend", "host")
+    # Where the link is a hundred times slower still, and the host slow, computing is all that is left.
+    assert choice(_slower(_slower(slow, "page_s", 100), "host", 10)) == ("recompute", "device")
+
+    # In a step of its own the device waits for the host; behind a prompt of 1,000 rows the pages come unnoticed.
+    state = OffloadState((prompt,), (), PoolState(1250, 1250), PoolState(8000, 8000))
+    fast = _slower(slow, "host", 0.05)
+    own = schedule(state, LIMITS, fast)
+    assert (own.why, own.batches[0].prompts[0].attended) == ("in place", "host")
+    assert own.batches[0].prompts[0].pages == 64
+    other = PromptState(1, ((0, 1000),))
+    both = schedule(state._replace(prompts=(other, prompt)), LIMITS, fast)
+    assert [chunk.resume for chunk in both.batches[0].prompts] == [None, "fetch"]
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OffloadMode))
