@@ -354,8 +354,7 @@ async def test_responses_are_deleted_one_by_one(
     beside = await client.responses.create(input="beside", previous_response_id=first.id)
     try:
         await serves_sessions(http)
-        gone = await client.responses.delete(second.id)
-        assert getattr(gone, "deleted", True)
+        await client.responses.delete(second.id)
         assert await holding(bus, "rosebud") == []
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(second.id)

@@ -113,9 +113,9 @@ def test_logits_of_short_and_long_texts(tmp_path: Path, case: str, *, compiled: 
     finally:
         runner.close()
 
-    for tokens, logits in zip(texts, found, strict=True):
+    for tokens, pieces in zip(texts, found, strict=True):
         expected = random_models.oracle(model, tokens)
-        off = (torch.cat(logits) - expected).abs().amax(-1) / expected.abs().amax(-1)
+        off = (torch.cat(pieces) - expected).abs().amax(-1) / expected.abs().amax(-1)
         assert float(off.max()) <= TOLERANCE, f"a text of {len(tokens)} tokens"
 
 
