@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,19 +206,28 @@ def _tests(piece: Piece, result: dict[str, Any], seed: int, extra: list[str]) ->
     report = PLACE / f"{piece.name.replace('/', '-')}.xml"
     report.unlink(missing_ok=True)
     past = [word for name in result["passed"] for word in ("--deselect", f"{piece.path}::{name}")]
-    words = ["pytest", piece.path, f"--junitxml={report}", "--timeout=0", *past, *extra]
+    form = ("-o", "junit_family=xunit1")  # the one that takes what tests count
+    words = ["pytest", piece.path, f"--junitxml={report}", *form, "--timeout=0", *past, *extra]
     status = execute(words, seed)
-    fresh, failed = [], 0
+    fresh, failed, counts = [], 0, Counter(result.get("counts", {}))
     if report.exists():
         for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
             wrong = case.find("failure") is not None or case.find("error") is not None
             failed += wrong
             if not wrong and case.find("skipped") is None:
                 fresh.append(case.get("name"))
+                counts.update(_counts(case))
     # Interrupted with tests passed: the rest is for the next hour. Without one there is no end in sight.
     left = status == 124 and bool(fresh) and not failed
     result["passed"] += fresh
     result |= {"status": 0 if status == NO_TEST else status, "left": left, "failed": failed}
+    result |= {"counts": dict(counts)} if counts else {}
+
+
+def _counts(case: ET.Element) -> dict[str, int]:
+    """Return what a test that passed has counted (`record`), by name."""
+    told = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
+    return {name: int(value) for name, value in told.items() if value.isdecimal()}
 
 
 def _row(piece: Piece, result: dict[str, Any], _seed: int, extra: list[str]) -> None:
@@ -241,6 +251,7 @@ def told(last: dict[str, Any], here: str) -> str:
         return "never run"
     ended = "goes on" if last["left"] else "passed" if last["status"] == 0 else "FAILED"
     missed = f", missed: {', '.join(last['missed'])}" if last.get("missed") else ""
+    missed += "".join(f", {count:,} {what}" for what, count in last.get("counts", {}).items())
     old = "" if last["commit"] == here else f" at {last['commit']}"
     return f"{ended}{old}, {last['seconds'] / 60:.1f} min in {last['runs']} runs{missed}"
 

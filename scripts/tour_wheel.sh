@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The three commands of README's "Install", from wheels: installs them into an environment of its own, where no compiler
-# is on the PATH, and works from an empty directory with a GGUF file and 20 PDFs. Ends at the first thing that does not hold.
+# is on the PATH, and works from an empty directory with a GGUF file and 20 PDFs, by as many programs as are to be had
+# (`python -m tests.clients.environments pdf` installs those that are packages). Ends at the first thing that does not hold.
 #   scripts/tour_wheel.sh               make the wheels first, install with pip
 #   WHEELS=dist UV=uv KEEP=1 …          wheels that are there already; install with this uv; keep the directory
 set -Eeuo pipefail
@@ -59,21 +60,15 @@ say "installed with $(wc -l <"$work/brought") native libraries and no compiler: 
 # -- a model and documents of one's own ------------------------------------------------------------------------------
 "$python" - "$work" >"$work/said" 2>&1 <<'END_PYTHON'
 import sys
-import textwrap
 from pathlib import Path
 
-from models.demo.world import handbook
-from tests.support import documents, gguf_files
+from tests.support import gguf_files
 
-work = Path(sys.argv[1])
-gguf_files.demo(work / "My-Model-Q8_0.gguf", lambda _: "Q8_0")
-handbook.write_handbook(work / "pages")
-pages = sorted((work / "pages").glob("*.md"), key=lambda page: (page.stem != "pudia", page.stem))
-for page in pages[:20]:
-    lines = textwrap.wrap(page.read_text(encoding="utf-8").replace("#", "").strip(), 90)
-    (work / "pdf" / f"{page.stem}.pdf").write_bytes(documents.pdf(documents.lines(lines)))
+gguf_files.demo(Path(sys.argv[1]) / "My-Model-Q8_0.gguf", lambda _: "Q8_0")
 END_PYTHON
-say "a GGUF file of $(wc -c <"$work/My-Model-Q8_0.gguf") bytes and $(find "$work/pdf" -name '*.pdf' | wc -l) PDFs"
+"$python" -m tests.support.handbook_pdfs write "$work/pdf" >"$work/programs" 2>"$work/said"
+say "a GGUF file of $(wc -c <"$work/My-Model-Q8_0.gguf") bytes and $(find "$work/pdf" -name '*.pdf' | wc -l) PDFs by $(sed -n 's/^[^:]*\.pdf: //p' "$work/programs" | sort -u | wc -l) programs"
+sed -n 's/^skipped: /         skipped: /p' "$work/programs"
 
 # -- the commands ------------------------------------------------------------------------------------------------------
 spillway up --detach --port 0 --data-dir data --model "$work/My-Model-Q8_0.gguf" >"$work/out"
@@ -92,8 +87,10 @@ grep -q '20 stored' "$work/out"
 say "$(tail -1 "$work/out")"
 in_data chat --collection docs 'Who is the mayor of Pudia?' >"$work/out"
 grep -q 'Youtlane Thiker' "$work/out"
-grep -q 'pudia.pdf' "$work/out"
+grep -q 'pudia.pdf:[^ ]* page \(1-\)\?2 ' "$work/out"
 say "an answer of the file's, from the PDFs: $(head -1 "$work/out") $(grep -o '\[1\] .*' "$work/out" | tail -1)"
+"$python" -m tests.support.handbook_pdfs ask "$url" docs >"$work/out" || fail "$(cat "$work/out")"
+say "$(tail -1 "$work/out")"
 give_up=$((SECONDS + 600))
 until grep -q '\b\([0-9]*\) of \1 documents in `docs`' "$work/empty/data/logs/supervisor.log"; do
     [ $SECONDS -lt $give_up ] || fail "the samples are not loaded"

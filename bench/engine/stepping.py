@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from common.pages.identity import PAGE
+from common.pages.identity import PAGE, short_context
 from engine.decoder.executor.interface import SamplingRequest, SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
 
@@ -15,6 +15,7 @@ class Scatter:
 
     def __init__(self, runner: TorchExecutor, draw: random.Random) -> None:
         self._draw = draw
+        self.short_context = short_context(runner.fingerprint)
         self.free = [list(range(runner.shape.pages)) for _ in runner.shape.windows]
 
     def take(self, group: int) -> int:
@@ -49,7 +50,9 @@ class Line:
                 if table[each] < 0:
                     table[each] = self._scatter.take(group)
         tokens = [self.tokens[position] for position in positions]
-        return SequenceInput(tokens, list(positions), [list(table) for table in self.pages], sample)
+        tables = [list(table) for table in self.pages]
+        long = 0 < self._scatter.short_context < len(self.tokens)
+        return SequenceInput(tokens, list(positions), tables, sample, long=long)
 
     def next_rows(self, count: int, sample: SamplingRequest | None = None) -> SequenceInput:
         """Return the next `count` rows in order of position, fewer at the end."""

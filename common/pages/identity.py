@@ -1,4 +1,9 @@
-"""Page ids, computed from a page's tokens and all before them: pages with one id hold the same keys and values."""
+"""Page ids, computed from a page's tokens and all before them: pages with one id hold the same keys and values.
+
+Some models turn the keys of a text by other angles once it is longer than their short context (LongRoPE). Such texts
+have pages of their own, whose first has another parent; the short context is part of the model's fingerprint, so that
+whoever knows the fingerprint and the tokens knows the ids.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,30 @@ def marks_of(ids: Sequence[PageId]) -> list[PageId]:
 
 def root_id(fingerprint: str, scope: str) -> PageId:
     """Return the parent of all first pages of one model and one scope (a tenant)."""
-    # The fingerprint is hexadecimal, so the zero byte cannot be part of it: no two pairs collide.
+    # The fingerprint is hexadecimal (and a short context), so the zero byte cannot be part of it: no two pairs collide.
     return _digest(fingerprint.encode() + b"\0" + scope.encode())
+
+
+def long_root(root: PageId) -> PageId:
+    """Return the parent of the first pages of texts that are longer than the model's short context."""
+    return _digest(root + b"long")
+
+
+def with_short_context(digest: str, tokens: int) -> str:
+    """Return the fingerprint of a model with a short context of so many tokens; 0: all its texts are turned alike."""
+    return f"{digest}-{tokens}" if tokens else digest
+
+
+def short_context(fingerprint: str) -> int:
+    """Return the short context that a fingerprint names, in tokens; 0 if the model turns all texts alike."""
+    _, _, tokens = fingerprint.partition("-")
+    return int(tokens) if tokens.isascii() and tokens.isdigit() else 0
+
+
+def text_pages(fingerprint: str, scope: str, tokens: Sequence[int]) -> list[PageId]:
+    """Return the ids of all full pages of a text."""
+    root, short = root_id(fingerprint, scope), short_context(fingerprint)
+    return page_ids(long_root(root) if 0 < short < len(tokens) else root, tokens)
 
 
 def owner_id(scope: str) -> Owner:

@@ -28,12 +28,14 @@ _SIZE = 16
 class DeletedSession(NamedTuple):
     """One deletion: its place in the stream, the session's digest, and the pages of its turns.
 
-    An entry that could not be read has no digest: there is nothing to forget.
+    A session that `goes_on` has lost a turn and may be in another one. An entry that could not be read has no digest:
+    there is nothing to forget.
     """
 
     entry: str
     session: bytes
     ids: list[PageId]
+    goes_on: bool = False
 
 
 def digest_of(session: str) -> bytes:
@@ -47,12 +49,16 @@ class Deletions:
     def __init__(self, bus: Bus) -> None:
         self._redis = bus.connection
 
-    async def announce(self, session: str, ids: Sequence[PageId]) -> str:
-        """Tell the workers of a session's family to forget it; returns the entry. BusFull where there is no room."""
+    async def announce(self, session: str, ids: Sequence[PageId], *, goes_on: bool = False) -> str:
+        """Tell the workers of a session's family to forget it; returns the entry. BusFull where there is no room.
+
+        Turns that run are dropped, unless it `goes_on`.
+        """
         name = keys.forgets(family_of(session))
         packed = b"".join(ids)
         entry: bytes = await self._redis.call(
-            *("XADD", name, "MAXLEN", "~", MOST, "*", "s", digest_of(session), "p", packed)
+            *("XADD", name, "MAXLEN", "~", MOST, "*", "s", digest_of(session), "p", packed),
+            *(("g", 1) if goes_on else ()),
         )
         await self._redis.call("PEXPIRE", name, int(1000 * KEEP_S))
         return entry.decode()
@@ -87,7 +93,7 @@ def _forget(entry: str, flat: Sequence[bytes]) -> DeletedSession:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     session, packed = fields.get(b"s", b""), fields.get(b"p", b"")
     if len(session) == _SIZE and b"p" in fields and len(packed) % _SIZE == 0:
-        return DeletedSession(entry, session, _split(packed))
+        return DeletedSession(entry, session, _split(packed), b"g" in fields)
     unreadable.note("forgets", "it names no session and its pages", entry=entry)
     return DeletedSession(entry, b"", [])
 

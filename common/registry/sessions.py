@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from common.bus import Bus, keys
 from common.ids import Family, family_of, time_of, unique_of
 from common.redis.replies import hash_of
@@ -124,10 +126,7 @@ class Sessions:
 
     async def turns(self, session: str, start: int = 0) -> list[Turn]:
         """Return a session's turns from `start` on, oldest first."""
-        return [
-            decode(raw, Turn)
-            for raw in await self._redis.call("LRANGE", keys.turns(session), start, -1)
-        ]
+        return [decode(row, Turn) for row in await self._rows(session, start)]
 
     async def encoded_turns(self, session: str, start: int, count: int) -> list[bytes]:
         """Return up to `count` turns from `start` on as they are stored, oldest first."""
@@ -170,6 +169,43 @@ class Sessions:
         for name in (keys.session(session), keys.jobs(session)):
             await self._redis.call("PERSIST", name)
         return True
+
+    async def remove_turn(self, session: str, job: str) -> None:
+        """Take the turn of a job out of a session, and out of the tokens of later turns; repeated calls finish it.
+
+        Later turns keep their messages and answers; the conversation is rendered anew for the next turn. A turn that
+        runs meanwhile, or was rendered before, is not appended. Rows are replaced by value, since others may be
+        appended or removed at once.
+        """
+        name, rows = keys.turns(session), await self._rows(session)
+        await self._redis.call("HSET", keys.session(session), "fingerprint", "")
+        places = [place for place, row in enumerate(rows) if decode(row, Turn).job == job]
+        # Where the turn is gone already, nothing says which turns came after it.
+        earlier = set(rows[: places[0]] if places else ())
+        for place in places:
+            await self._redis.call("LREM", name, 0, rows[place])
+        # No turn that was rendered from the former ones is admitted or appended from here on.
+        await self._redis.call("HINCRBY", keys.session(session), "version", 1)
+        for row in await self._rows(session):
+            if row not in earlier:
+                await self._without_tokens(name, row)
+        count = int(await self._redis.call("LLEN", name))
+        await self._redis.call("HSET", keys.session(session), "fingerprint", "", "turns", count)
+        await self._redis.call("HINCRBY", keys.session(session), "version", 1)
+
+    async def _rows(self, session: str, start: int = 0) -> list[bytes]:
+        rows: list[bytes] = await self._redis.call("LRANGE", keys.turns(session), start, -1)
+        return rows
+
+    async def _without_tokens(self, name: str, raw: bytes) -> None:
+        turn = decode(raw, Turn)
+        if not (turn.prompt or turn.output):
+            return
+        bare = encode(replace(turn, history=0, prompt=[], output=[], counted=turn.usage))
+        if int(await self._redis.call("LINSERT", name, "BEFORE", raw, bare)) < 0:
+            return  # another call has replaced it
+        if not int(await self._redis.call("LREM", name, 1, raw)):
+            await self._redis.call("LREM", name, 1, bare)  # so has another, at the same moment
 
     # -- pins ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class SessionWork(Message, frozen=True, tag="session"):
     """A session's cold life, done by kv_store: list a tenant's; export, import, delete, pin or unpin one.
 
     `body` is the exported document of an import, `ttl_s` how long what it makes is kept after its last turn; `session`
-    is the id (the new one's, for an import).
+    is the id (the new one's, for an import). `turn` is the job of the turn to delete alone (empty: the whole session).
     """
 
     op: Literal["list", "export", "import", "delete", "pin", "unpin", "places"]
@@ -44,6 +44,7 @@ class SessionWork(Message, frozen=True, tag="session"):
     limit: int = 100
     body: bytes = b""
     ttl_s: int = 0
+    turn: str = ""
 
 
 class SessionResult(Message, frozen=True, tag="session"):
@@ -57,7 +58,8 @@ class Turn(Message, frozen=True):
 
     A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
     `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
-    cancelled or failed and kept. `retrieval` and `asked` are as in SessionTurn.
+    cancelled or failed and kept. `retrieval` and `asked` are as in SessionTurn. `counted` are how many tokens the model
+    read and wrote in a turn whose tokens are gone, since an earlier turn, which they repeat, was deleted.
     """
 
     job: str
@@ -72,6 +74,14 @@ class Turn(Message, frozen=True):
     partial: bool = False
     retrieval: bytes = b""
     asked: bytes = b""
+    counted: tuple[int, int] = (0, 0)
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """The tokens that the model read, with those of earlier turns, and wrote."""
+        if self.prompt or self.output:
+            return self.history + len(self.prompt), len(self.output)
+        return self.counted
 
 
 class SessionRecord(Message, frozen=True):

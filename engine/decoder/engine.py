@@ -452,8 +452,9 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     tokens = [*sequence.at(part.known), *guesses]
     positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
     return SequenceInput(
-        tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part
-    )
+        tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part,
+        sequence.long,
+    )  # fmt: skip
 
 
 def _next_row(generation: Generation, part: ScheduledRows, before: int) -> SequenceInput:
@@ -465,4 +466,6 @@ def _next_row(generation: Generation, part: ScheduledRows, before: int) -> Seque
     pages = [list(held) for held in sequence.pages]
     choice = generation.choices[sequence.choice]
     ahead = [choice.draw(before + at) for at in range(1, part.ahead + 1)]
-    return SequenceInput([], part.known, pages, choice.draw(before), ahead=ahead)
+    return SequenceInput(
+        [], part.known, pages, choice.draw(before), ahead=ahead, long=sequence.long
+    )

@@ -17,7 +17,8 @@ from engine.decoder.sequence import TokenSequence
 class GenerationRequest(NamedTuple):
     """A request for `n` continuations of each prompt (token ids); choice c belongs to prompt c // n.
 
-    `root` is the parent id of first pages, `owner` the owner of all pages. `forced` is an answer to give instead of
+    `root` is the parent id of first pages, `owner` the owner of all pages; texts longer than `short_context` tokens
+    have other pages (0: at no length). `forced` is an answer to give instead of
     computing one. `logprobs` is how many alternatives to report for each token, -1 for none. Requests that are `low`
     wait for those that are not; among equals the earliest `due_ms` goes first. The text of each choice matches
     `grammar`, unless it is cut off; special tokens that are `shown` are part of it.
@@ -36,6 +37,7 @@ class GenerationRequest(NamedTuple):
     due_ms: int = 0
     grammar: CompiledGrammar | None = None
     shown: Sequence[int] = ()
+    short_context: int = 0
 
 
 class Generation:
@@ -80,6 +82,7 @@ class Generation:
             due_ms=request.due_ms,
             low=request.low,
             owner=request.owner,
+            short_context=request.short_context,
         )
         return Choice(
             sequence,

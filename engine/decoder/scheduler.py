@@ -95,6 +95,7 @@ class Scheduler:
         self.waiting: list[TokenSequence] = []
         self.paused: list[TokenSequence] = []
         self.preemptions = 0
+        self.outgrown = 0  # sequences that grew beyond their short context, and began again
         self.short = False  # in the last step sequences waited for pages, not for budget or slots
 
     def fits(self, sequence: TokenSequence) -> bool:
@@ -167,6 +168,9 @@ class Scheduler:
         self.table.tiers.now_s = now_s
         self.loads, self.moves, self._moving = self._due, [], []
         self._due = []
+        for sequence in [each for each in self.running if each.outgrown]:
+            self.outgrown += 1
+            self._begin_again(sequence)
         for sequence in self.running:
             if sequence.rows > 1 and not sequence.recomputes:
                 self.loads += self.table.catch_up(sequence)
@@ -281,6 +285,7 @@ class Scheduler:
     def guess(self, part: ScheduledRows, guesses: Sequence[int]) -> ScheduledRows:
         """Return a decoding sequence's part with rows for guessed tokens; unchanged if there are no pages for them."""
         first = part.positions[-1] + 1
+        guesses = guesses[: max(0, part.sequence.until - first)]
         positions = [*part.positions, *range(first, first + len(guesses))]
         wanted = self.table.wants(part.sequence, positions)
         if wanted > min(pool.available for pool in self.table.pools):
@@ -293,6 +298,7 @@ class Scheduler:
 
         Only for a step that is all the scheduler has to do: no sequence waits, and no page is copied for its rows.
         """
+        count = min((count, *(part.sequence.until - part.positions[-1] - 1 for part in parts)))
         if count <= 0 or self.waiting or self.loads:
             return parts
         extended = [
@@ -322,7 +328,7 @@ class Scheduler:
         """Plan the step after `parts`, which are being computed: one row for each sequence that they draw for.
 
         Sequences in `ending` have no row. Empty unless `step` would plan nothing else: no sequence waits, no page is
-        copied, every running sequence draws, and there are pages for all rows.
+        copied, every running sequence draws, none begins again, and there are pages for all rows.
         """
         if self.waiting or self.loads or len(parts) != len(self.running):
             return []
@@ -333,6 +339,8 @@ class Scheduler:
             for part in parts
             if part.sequence not in ending
         ]
+        if any(part.positions[0] >= part.sequence.until for part in following):
+            return []
         wanted = sum(self.table.wants(part.sequence, part.positions) for part in following)
         if wanted > min(pool.available for pool in self.table.pools):
             return []
@@ -349,9 +357,13 @@ class Scheduler:
             self._runs(sequence)
 
     def _preempt(self, sequence: TokenSequence) -> None:
-        self.table.release(sequence)
         sequence.preempted += 1
         self.preemptions += 1
+        self._begin_again(sequence)
+
+    def _begin_again(self, sequence: TokenSequence) -> None:
+        """Take the pages of a sequence; unless it is paused it waits to be admitted anew."""
+        self.table.release(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             self.add(sequence)
@@ -370,10 +382,7 @@ class Scheduler:
                 continue
             page = move.target if sequence.home == "device" else move.source
             if page in sequence.pages[move.group]:
-                self.table.release(sequence)
-                if sequence in self.running:
-                    self.running.remove(sequence)
-                    self.add(sequence)
+                self._begin_again(sequence)
 
     def hold(self, sequence: TokenSequence, until_s: float) -> None:
         """Do not admit a sequence before `until_s`: pages that save computing may arrive by then."""

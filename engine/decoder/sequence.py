@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from common.pages.identity import PAGE, Owner, PageId, page_ids
+from common.pages.identity import PAGE, Owner, PageId, long_root, page_ids
 from engine.decoder.executor.interface import LocalTier
 
 Range = tuple[int, int]
@@ -19,6 +20,10 @@ class TokenSequence:
     `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can
     have, `owner` the owner of its pages. `home` is the tier of all its pages, `settled` for how many steps they have
     been there, `skipped` for how many steps in a row it has had no row though it decodes.
+
+    Keys of texts longer than `short_context` tokens are turned otherwise, from the first position on (LongRoPE; 0: at
+    no length). A sequence is `long` if its pages are those of such a text. One that is not, and has `outgrown` the
+    short context, begins again, and computes all positions anew, as transformers does.
     """
 
     def __init__(
@@ -34,13 +39,14 @@ class TokenSequence:
         due_ms: int = 0,
         low: bool = False,
         owner: Owner = b"",
+        short_context: int = 0,
     ) -> None:
         self.job, self.choice, self.order = job, choice, order
         self.due_ms, self.low_priority = due_ms, low
         self.prompt = list(prompt)
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)  # tokens by now
-        self.root, self.owner, self.most = root, owner, most
+        self.owner, self.most, self.short_context = owner, most, short_context
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
         self.home: LocalTier = "device"
@@ -53,7 +59,36 @@ class TokenSequence:
         # Pages may arrive that save computing: until then the scheduler holds the sequence or limits its rows to `cap`.
         self.hold_until_s = self.cap_until_s = 0.0
         self.cap = 0
+        self._root = root
         self._ids: list[PageId] = []
+        self.long = self._exceeds
+
+    @property
+    def _exceeds(self) -> bool:
+        return 0 < self.short_context < self.length
+
+    @property
+    def outgrown(self) -> bool:
+        """True if its pages, or those it has waited for, are not those of a text of its length."""
+        return self.long is not self._exceeds
+
+    @property
+    def until(self) -> int:
+        """The first position whose row needs other pages than those of the sequence, whatever they are."""
+        return sys.maxsize if self.long or not self.short_context else self.short_context
+
+    @property
+    def root(self) -> PageId:
+        """The parent of its first page."""
+        return long_root(self._root) if self.long else self._root
+
+    def begin_again(self) -> None:
+        """Have no pages, and all positions to compute."""
+        if self.outgrown:
+            self.long, self._ids = self._exceeds, []
+        self.pages, self.home = [], "device"
+        self.settled = self.skipped = 0
+        self.todo = [(0, self.length)]
 
     @property
     def urgency(self) -> tuple[bool, int, int]:
@@ -130,7 +165,7 @@ class TokenSequence:
         assert not self.pages
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)
-        self.todo = [(0, self.length)]
+        self.begin_again()
 
     def rewrite(self, prompt: Sequence[int]) -> None:
         """Take another prompt, of any length, before the same output; all positions are to be computed."""
@@ -143,7 +178,7 @@ class TokenSequence:
         self.most += len(prompt) - len(self.prompt)
         self.prompt = list(prompt)
         self.length = len(self.prompt) + len(self.output)
-        self.todo = [(0, self.length)]
+        self.begin_again()
 
     def missing(self, page: int) -> bool:
         """True if a row of logical page `page` is still to be computed."""

@@ -30,6 +30,10 @@ class QueryRows(Protocol):
     def pages(self) -> Sequence[Sequence[int]]:
         """Per layer group: page ids by logical page; -1 for one that is not resident."""
 
+    @property
+    def long(self) -> bool:
+        """True if the text is longer than the model's short context, so that its rows are rotated otherwise."""
+
 
 class AttentionPart(NamedTuple):
     """Attention of `sequences` x `length` rows over the same number of tokens each.
@@ -46,23 +50,29 @@ class AttentionPart(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """One layer group's share of a step: its rows' positions, where their K and V go, and its parts."""
+    """One layer group's share of a step: its rows' positions, where their K and V go, and its parts.
+
+    `long` says which rows are those of long texts; None: no row is.
+    """
 
     slots: Tensor
     positions: Tensor
     parts: list[AttentionPart]
+    long: Tensor | None
 
 
 class Layout(NamedTuple):
     """A step's rows, sequence after sequence: their positions, where each sequence's rows end, and its pages per group.
 
     A group's page tables lie one after another in `tables[group]`; a sequence's begins at `starts[group][sequence]`.
+    `long` says which rows are those of long texts; None: no row is.
     """
 
     positions: Ints
     ends: Ints
     tables: list[Ints]
     starts: list[Ints]
+    long: NDArray[np.bool_] | None
 
     def pages(self, group: int) -> Ints:
         """Return the physical page of every row."""
@@ -94,7 +104,11 @@ def lay_out(
         np.cumsum([0, *(len(query.pages[group]) for query in queries)])
         for group in range(len(pools))
     ]
-    return Layout(_joined(query.positions for query in queries), ends, tables, starts)
+    positions, long = _joined(query.positions for query in queries), None
+    if any(query.long for query in queries):
+        counts = [len(query.positions) for query in queries]
+        long = np.repeat([query.long for query in queries], counts)
+    return Layout(positions, ends, tables, starts, long)
 
 
 def _joined(lists: Iterable[Sequence[int]]) -> Ints:
@@ -134,11 +148,12 @@ def plan_groups(
     device, step = pools[0].data.device, lay_out(queries, pools)
     positions = np.split(step.positions, step.ends[:-1])
     flat, groups = _tensor(step.positions, device), []
+    long = None if step.long is None else torch.from_numpy(step.long).to(device)
     for group, pool in enumerate(pools):
         tables = np.split(step.tables[group], step.starts[group][1:-1])
         parts = _parts(positions, step.ends.tolist(), tables, pool, pool.data.dtype)
         slots = pool.slots(_tensor(step.pages(group), device), flat % PAGE)
-        groups.append(GroupPlan(slots, flat, parts))
+        groups.append(GroupPlan(slots, flat, parts, long))
     return groups
 
 

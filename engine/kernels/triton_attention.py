@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     """One layer group's share of a step: its rows' positions, where their K and V go, who looks at which pages.
 
     `blocks` (blocks, 5): first row, rows, where the page table begins, and the logical pages from and to. `longest` is
-    the largest number of rows of a block, `chunks` of chunks.
+    the largest number of rows of a block, `chunks` of chunks. `long` says which rows are those of long texts, if any.
     """
 
     slots: Tensor
@@ -42,6 +42,7 @@ class Blocks(NamedTuple):
     blocks: Tensor
     longest: int
     chunks: int
+    long: Tensor | None
 
 
 def plan_blocks(
@@ -59,6 +60,7 @@ def plan_blocks(
         raise ValueError("Triton's kernel reads plain pages; these are packed")
     device, step = device or pools[0].data.device, lay_out(queries, pools)
     flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
+    long = None if step.long is None else torch.from_numpy(step.long).to(device)
     for group, pool in enumerate(pools):
         blocks, first = [], 0
         for end, start in zip(step.ends.tolist(), step.starts[group].tolist(), strict=False):
@@ -77,6 +79,7 @@ def plan_blocks(
                 _tensor(np.array(blocks, dtype=np.int32), device),
                 max(b[_ROWS] for b in blocks),
                 chunks,
+                long,
             )
         )
     return found

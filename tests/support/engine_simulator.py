@@ -33,10 +33,14 @@ class Ask(NamedTuple):
     changes: tuple[Rewrite, ...] = ()
 
 
-def extend(slots: list[bytes], tokens: list[int]) -> list[bytes]:
-    """Bring `slots` up to all of `tokens`: what K and V of a position are a function of."""
+def extend(slots: list[bytes], tokens: list[int], short_context: int = 0) -> list[bytes]:
+    """Bring `slots` up to all of `tokens`: what K and V of a position are a function of.
+
+    They are others in texts that are longer than the short context; then `slots` must be those of such a text.
+    """
+    first = b"long" if 0 < short_context < len(tokens) else b""
     for position in range(len(slots), len(tokens)):
-        before = slots[position - 1] if position else b""
+        before = slots[position - 1] if position else first
         slots.append(hashlib.blake2b(before + bytes([tokens[position]]), digest_size=8).digest())
     return slots
 
@@ -57,8 +61,10 @@ def alone(ask: Ask) -> list[int]:
 class Simulation:
     """Runs asks through a scheduler, checking every invariant at every step; `history` is what it decided."""
 
-    def __init__(self, shape: ModelShape, bounds: StepLimits, asks: list[Ask]) -> None:
-        self.shape, self.bounds = shape, bounds
+    def __init__(
+        self, shape: ModelShape, bounds: StepLimits, asks: list[Ask], short_context: int = 0
+    ) -> None:
+        self.shape, self.bounds, self.short_context = shape, bounds, short_context
         self.scheduler = Scheduler(shape, bounds)
         self.memory: list[list[list[bytes]]] = [
             [[b""] * PAGE for _ in range(shape.pages)] for _ in shape.windows
@@ -77,6 +83,7 @@ class Simulation:
                 ask.prompt,
                 root=root_id("0f", ask.scope),
                 most=len(ask.prompt) + ask.new,
+                short_context=short_context,
             )
             for order, ask in enumerate(asks)
         ]
@@ -131,7 +138,7 @@ class Simulation:
         output: list[int] = []
         while len(output) < self.asks[order].new:
             prompt = [each for since, each in self.prompts[order] if since <= len(output)][-1]
-            output.append(drawn(extend([], [*prompt, *output])))
+            output.append(drawn(extend([], [*prompt, *output], self.short_context)))
         return output
 
     def _step(self) -> bool:
@@ -209,7 +216,11 @@ class Simulation:
                 memory[position % PAGE] = slots[position]
 
     def _slots(self, part: ScheduledRows) -> list[bytes]:
-        return extend(self.slots[part.sequence.order], part.sequence.tokens())
+        order, tokens = part.sequence.order, part.sequence.tokens()
+        if len(self.slots[order]) <= self.short_context < len(tokens):
+            self.slots[order] = []  # the text has become a long one
+        assert part.sequence.long is (0 < self.short_context < len(tokens))
+        return extend(self.slots[order], tokens, self.short_context)
 
     def _read(self, part: ScheduledRows) -> int | None:
         """Check that every position every row sees is there, and draw if the last row is the last token's."""

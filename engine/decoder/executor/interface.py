@@ -68,6 +68,7 @@ class SequenceInput(NamedTuple):
     them: pages of the host may come to the device layer by layer, those of the device do not go to the host. `part` is
     the sub-batch, 0 or 1: one is attended on the host while the other computes on the device (NEO, section 3.1).
     Only `execute_staged` takes sequences in two parts, or at home on the host, and none of those has tokens `ahead`.
+    A text is `long` that is longer than the model's short context: all its rows, and all its pages, are of that kind.
     """
 
     tokens: Sequence[int]
@@ -79,6 +80,7 @@ class SequenceInput(NamedTuple):
     home: LocalTier = "device"
     attended: LocalTier = "device"
     part: int = 0
+    long: bool = False
 
 
 class SampledToken(NamedTuple):
@@ -150,7 +152,7 @@ def _next(rows: SequenceInput, drawn: Sequence[SampledToken | None]) -> Sequence
     output = [*draw.output, *known]
     position = rows.positions[-1] + len(drawn)
     sample = draw._replace(output=output)
-    return SequenceInput([known[-1]], [position], rows.pages, sample)
+    return SequenceInput([known[-1]], [position], rows.pages, sample, long=rows.long)
 
 
 class ModelShape(NamedTuple):

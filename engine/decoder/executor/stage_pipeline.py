@@ -58,8 +58,8 @@ class StagedDecoder(Protocol):
     def device(self) -> torch.device:
         """The device that computes."""
 
-    def begin(self, tokens: Tensor, positions: Tensor) -> DecoderState:
-        """Begin a step with rows (rows,) of token ids at positions (rows,)."""
+    def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> DecoderState:
+        """Begin a step with rows (rows,) of token ids at positions (rows,); `long` (rows,): those of long texts."""
 
     def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> LayerAttention:
         """Work out attention over pages on the device; ValueError if a page that a row needs is not there."""
@@ -198,7 +198,9 @@ class _Flight:
         self._way = HostRows(
             pipeline.link, self._ends[3] - self._ends[2], spec.heads, spec.kv_heads, spec.head_dim
         )
-        self._state = pipeline.decoder.begin(tokens, positions)
+        long = [each.long for each in rows for _ in each.tokens]
+        far = torch.tensor(long, device=device) if any(long) else None
+        self._state = pipeline.decoder.begin(tokens, positions, far)
         self._layer = -1
         self._attended = torch.empty(0)
         self._waits: HostResult | None = None

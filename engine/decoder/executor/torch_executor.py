@@ -77,6 +77,7 @@ class StepRows(NamedTuple):
 
     positions: Sequence[int]
     pages: Sequence[Sequence[int]]
+    long: bool = False
 
 
 class TorchExecutor:
@@ -270,7 +271,7 @@ class TorchExecutor:
         self._check_tokens(batch)
         found = decoder.greedy(
             [rows.tokens[0] for rows in batch],
-            [StepRows(rows.positions, rows.pages) for rows in batch],
+            [StepRows(rows.positions, rows.pages, rows.long) for rows in batch],
             self._pools,
             [[draw.banned for draw in some] for some in zip(*draws, strict=True)],
             arrival=_arrival(loading),
@@ -364,7 +365,7 @@ class TorchExecutor:
     ) -> Tensor:
         """Return the hidden states of all rows."""
         self._check_tokens(batch)
-        queries = [StepRows(rows.positions, rows.pages) for rows in batch]
+        queries = [StepRows(rows.positions, rows.pages, rows.long) for rows in batch]
         tokens = torch.tensor(
             [token for rows in batch for token in rows.tokens], device=self._decoder.device
         )

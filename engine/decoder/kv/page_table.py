@@ -383,10 +383,7 @@ class PageTable:
             for page in held:
                 if page >= 0:
                     self.tiers.leave(sequence.home, group, page)
-        sequence.pages, sequence.home = [], "device"
-        sequence.settled = sequence.skipped = 0
-        sequence.recomputes = False
-        sequence.todo = [(0, sequence.length)]
+        sequence.begin_again()
 
 
 def computed_soon(

@@ -30,9 +30,10 @@ struct Layer {
   int64_t group = 0, at = 0, rotation = -1;  // -1: queries and keys are not rotated
 };
 
-// A rotation of heads: by position * frequency, for two dims each; cosines and sines are scaled.
+// A rotation of heads: by position * frequency, for two dims each; cosines and sines are scaled. Rows of texts longer
+// than the model's short context have frequencies of their own (LongRoPE); of other models they are the same.
 struct Rotation {
-  std::vector<float> frequencies;
+  std::vector<float> frequencies, long_frequencies;
   float scale;
 };
 
@@ -185,12 +186,13 @@ void add_to_states(const Model& m, Work& w, const Linear& linear, const Input& i
   }
 }
 
-// Cosines, then sines, of a position's angles, for one rotation after another.
-void rope(const Model& m, int64_t position, float* to) {
+// Cosines, then sines, of a position's angles, for one rotation after another; `far`: in a long text.
+void rope(const Model& m, int64_t position, bool far, float* to) {
   for (const Rotation& r : m.rotations) {
     const int64_t half = r.frequencies.size();
+    const float* frequencies = (far ? r.long_frequencies : r.frequencies).data();
     for (int64_t d = 0; d < half; ++d) {
-      const float angle = float(position) * r.frequencies[d];
+      const float angle = float(position) * frequencies[d];
       to[d] = std::cos(angle) * r.scale;
       to[d + half] = std::sin(angle) * r.scale;
     }
@@ -317,11 +319,12 @@ void grow(std::vector<T>& memory, int64_t size) {
   if (int64_t(memory.size()) < size) memory.resize(size);
 }
 
-// Begin a step: words' vectors, and the rotations of their positions.
-void embed(const Model& m, Work& w, int64_t rows, const int64_t* tokens, const int64_t* positions, float* states) {
+// Begin a step: words' vectors, and the rotations of their positions. `far` says which rows are those of long texts.
+void embed(const Model& m, Work& w, int64_t rows, const int64_t* tokens, const int64_t* positions, const uint8_t* far,
+           float* states) {
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
-    rope(m, positions[r], w.rotated.data() + r * m.turns());
+    rope(m, positions[r], far && far[r], w.rotated.data() + r * m.turns());
     float* to = states + r * m.hidden;
     if (!m.table) m.words().weights(tokens[r], to);
     for (int64_t i = 0; i < m.hidden; ++i) {
@@ -455,17 +458,17 @@ int64_t spillway_weight_bytes(void* model) {
   return total;
 }
 
-// Add a rotation of heads (rope), of two dims for each frequency.
-void spillway_rope(void* model, const float* frequencies, int64_t count, float scale) {
-  ((Model*)model)->rotations.push_back({std::vector<float>(frequencies, frequencies + count), scale});
+// Add a rotation of heads (rope), of two dims for each frequency; `far` are those of long texts.
+void spillway_rope(void* model, const float* frequencies, const float* far, int64_t count, float scale) {
+  ((Model*)model)->rotations.push_back({{frequencies, frequencies + count}, {far, far + count}, scale});
 }
 
 // Compute rows and write their keys and values. `groups` Pages; `ends` is the row after each sequence's last; `out` is
-// (rows, hidden), before the last norm. `pages_ready` counts the layers whose pages have
-// arrived, or is null if all have.
-void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t sequences,
-                   const int64_t* ends, int64_t groups, const Pages* pages, const int64_t* pages_ready,
-                   float* out, int threads) {
+// (rows, hidden), before the last norm. `far` (rows) is not 0 for rows of long texts, or is null if there are none.
+// `pages_ready` counts the layers whose pages have arrived, or is null if all have.
+void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, const uint8_t* far,
+                   int64_t sequences, const int64_t* ends, int64_t groups, const Pages* pages,
+                   const int64_t* pages_ready, float* out, int threads) {
   Model& m = *(Model*)model;
   Work& w = m.work;
   const std::vector<int64_t> owners = owners_of(rows, ends);
@@ -477,7 +480,7 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
   for (int64_t g = 0; g < groups; ++g) w.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
 #pragma omp parallel num_threads(threads)
   {
-    embed(m, w, rows, tokens, positions, out);
+    embed(m, w, rows, tokens, positions, far, out);
     for (int64_t n = 0; n < int64_t(m.layers.size()); ++n) {
       const Layer& layer = m.layers[n];
       before_attention(m, w, layer, rows, out, w.joined.data());
@@ -493,14 +496,14 @@ void* spillway_work() { return new Work; }
 
 void spillway_work_free(void* work) { delete (Work*)work; }
 
-// Begin a step of stages: `states` (rows, hidden) are filled.
+// Begin a step of stages: `states` (rows, hidden) are filled. `far` is as in `spillway_step`.
 void spillway_embed(const void* model, void* work, int64_t rows, const int64_t* tokens, const int64_t* positions,
-                    float* states, int threads) {
+                    const uint8_t* far, float* states, int threads) {
   const Model& m = *(const Model*)model;
   Work& w = *(Work*)work;
   make_room(m, w, rows);
 #pragma omp parallel num_threads(threads)
-  embed(m, w, rows, tokens, positions, states);
+  embed(m, w, rows, tokens, positions, far, states);
 }
 
 // The stage before a layer's attention: queries, keys and values of rows, (rows, heads + 2 kv heads, dim).
@@ -631,10 +634,10 @@ void spillway_drop(void* packed) { delete (Linear*)packed; }
 
 // Compute a row of each sequence, and then `count` - 1 times the row of the id that the row before drew: the likeliest,
 // the first among equals, of those not banned. The ids banned for the token `n` of row `r` lie in `banned` from
-// starts[n * rows + r] on. Ends after the token at which `early` (or null) is not 0. `out` is (count, rows). Returns
+// starts[n * rows + r] on; `far` is as in `spillway_step`. Ends after the token at which `early` (or null) is not 0. `out` is (count, rows). Returns
 // how many tokens each row drew, or -1 if a hidden state or a logit is not finite.
-int64_t spillway_greedy(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions, int64_t groups,
-                        const Pages* pages, const int64_t* pages_ready, int64_t count, const int64_t* starts,
+int64_t spillway_greedy(void* model, int64_t rows, const int64_t* tokens, const int64_t* positions,
+                        const uint8_t* far, int64_t groups, const Pages* pages, const int64_t* pages_ready, int64_t count, const int64_t* starts,
                         const int64_t* banned, const int64_t* early, int64_t* out, int threads) {
   Model& m = *(Model*)model;
   const int64_t vocabulary = m.head.outputs;
@@ -643,7 +646,7 @@ int64_t spillway_greedy(void* model, int64_t rows, const int64_t* tokens, const 
   grow(m.work.states, rows * m.hidden);
   grow(m.work.scores, rows * vocabulary);
   for (int64_t n = 0; n < count; ++n) {
-    spillway_step(model, rows, n ? out + (n - 1) * rows : tokens, at.data(), rows, ends.data(), groups, pages,
+    spillway_step(model, rows, n ? out + (n - 1) * rows : tokens, at.data(), far, rows, ends.data(), groups, pages,
                   n ? nullptr : pages_ready, m.work.states.data(), threads);
     if (!finite(m.work.states.data(), rows * m.hidden)) return -1;
     spillway_logits(model, rows, m.work.states.data(), m.work.scores.data(), threads);

@@ -187,6 +187,7 @@ class CompiledDecoder:
         self._kernels.spillway_step(
             self._model,
             *step.rows(tokens),
+            step.long(),
             *step.sequences(),
             _int64(len(pools)),
             step.pages,
@@ -222,6 +223,7 @@ class CompiledDecoder:
             _int64(rows),
             ctypes.c_void_p(first.ctypes.data),
             ctypes.c_void_p(step.positions.ctypes.data),
+            step.long(),
             _int64(len(pools)),
             step.pages,
             None if arrival is None else ctypes.byref(arrival.flag),
@@ -237,9 +239,13 @@ class CompiledDecoder:
         found: list[list[int]] = out[:drawn].tolist()
         return found
 
-    def begin(self, tokens: Tensor, positions: Tensor) -> CompiledState:
-        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,)."""
-        return CompiledState(self, self._kernels, self._model, self._threads, tokens, positions)
+    def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> CompiledState:
+        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,).
+
+        `long` (rows,) says which rows are those of long texts; None: no row is.
+        """
+        rows = (tokens, positions, long)
+        return CompiledState(self, self._kernels, self._model, self._threads, rows)
 
     def planned(
         self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]
@@ -266,9 +272,16 @@ class CompiledDecoder:
                 turn = -1 if rope is None else rotations.index(rope)
                 self._kernels.spillway_place(self._model, *map(_int64, (layer, group, at, turn)))
         for rope in rotations:
-            inverse = frequencies(rope, self.spec.head_dim).contiguous()
+            short, long = (
+                frequencies(rope, self.spec.head_dim, long=each).contiguous()
+                for each in (False, True)
+            )
             self._kernels.spillway_rope(
-                self._model, _at(inverse), _int64(len(inverse)), ctypes.c_float(rope.attention)
+                self._model,
+                _at(short),
+                _at(long),
+                _int64(len(short)),
+                ctypes.c_float(rope.attention),
             )
 
     def _layer(
@@ -373,6 +386,7 @@ class _Step:
             raise ValueError("the compiled kernels read packed pages; these are plain")
         step = lay_out(queries, pools, whole=whole, reach=reach)
         self.positions, self._ends, self._starts = step.positions, step.ends, step.starts
+        self._long = step.long
         self._tables = [table.astype(np.int32) for table in step.tables]
         self.pages = (_Pages * len(pools))(
             *(
@@ -392,6 +406,10 @@ class _Step:
         """Return the number of rows, what they are, and their positions."""
         return _int64(len(self.positions)), _at(of), ctypes.c_void_p(self.positions.ctypes.data)
 
+    def long(self) -> object:
+        """Return which rows are those of long texts, a byte each; None if no row is."""
+        return None if self._long is None else ctypes.c_void_p(self._long.ctypes.data)
+
     def sequences(self) -> tuple[object, ...]:
         """Return the number of sequences, and where their rows end."""
         return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
@@ -406,17 +424,19 @@ class CompiledState:
         kernels: ctypes.CDLL,
         model: ctypes.c_void_p,
         threads: int,
-        tokens: Tensor,
-        positions: Tensor,
+        begun: tuple[Tensor, Tensor, Tensor | None],
     ) -> None:
+        """`begun` are the rows' token ids, their positions, and which are those of long texts."""
+        tokens, positions, long = begun
         self._decoder, self._kernels, self._model = decoder, kernels, model
         self._threads, self._count = threads, _int64(len(tokens))
         self._work = ctypes.c_void_p(kernels.spillway_work())
         weakref.finalize(self, kernels.spillway_work_free, self._work)
         self.rows = torch.empty(len(tokens), decoder.spec.hidden)
         kernels.spillway_embed(
-            model, self._work, self._count, _at(tokens), _at(positions), _at(self.rows), threads
-        )
+            model, self._work, self._count, _at(tokens), _at(positions),
+            None if long is None else _at(long), _at(self.rows), threads,
+        )  # fmt: skip
 
     def before(self, layer: int) -> Tensor:
         """Return queries, keys and values of a layer, rotated: fp32 (rows, heads + 2 * kv heads, dim)."""

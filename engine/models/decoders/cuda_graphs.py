@@ -96,6 +96,7 @@ class GraphedDecoder:
             for name in ("slots", "positions", "tables", "blocks"):
                 values = getattr(now, name)
                 getattr(there, name)[: len(values)].copy_(self._pinned(values), non_blocking=True)
+        _copy_long(planned[0].long, step.groups[0].long)
         step.run()
         return step.hidden[:count]
 
@@ -104,6 +105,10 @@ class GraphedDecoder:
     ) -> _Step:
         """Make the buffers of a step, with what is planned in them, and capture it."""
         device, groups = self.device, []
+        # One for all groups; a model that rotates all texts alike needs none.
+        switches = self._decoder.spec.short_context > 0
+        long = torch.zeros(size, dtype=torch.bool, device=device) if switches else None
+        _copy_long(planned[0].long, long)
         tokens = torch.zeros(size, dtype=torch.int64, device=device)
         for group in planned:
             # Pages of a row: as many as the model's context has, and one.
@@ -113,7 +118,12 @@ class GraphedDecoder:
             slots, positions, tables, blocks = (each.to(device).clone() for each in there)
             groups.append(
                 group._replace(
-                    slots=slots, positions=positions, tables=tables, blocks=blocks, chunks=chunks
+                    slots=slots,
+                    positions=positions,
+                    tables=tables,
+                    blocks=blocks,
+                    chunks=chunks,
+                    long=long,
                 )
             )
 
@@ -133,3 +143,11 @@ class GraphedDecoder:
 
     def _pinned(self, values: Tensor) -> Tensor:
         return values.pin_memory() if self.device.type == "cuda" else values
+
+
+def _copy_long(now: Tensor | None, there: Tensor | None) -> None:
+    """Bring which rows are those of long texts to a step's buffer, if the model has any use for it."""
+    if there is not None and now is None:
+        there.zero_()
+    elif there is not None and now is not None:
+        there.copy_(now)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.pages.identity import with_short_context
 from common.types.generation import SamplingParams
 from engine.models.decoders.family import parse_decoder
 from engine.models.decoders.spec import DecoderSpec
@@ -56,7 +57,10 @@ class DecoderFiles:
         return files.tokenizer_json(self.directory)
 
     def fingerprint(self, *, kv_dtype: str, layout: int) -> str:
-        """Return what identifies this model's pages: weights, adapter, KV type, parameters, page layout."""
+        """Return what identifies this model's pages: weights, adapter, KV type, parameters, page layout.
+
+        The context beyond which they are others is in it in clear (see `common.pages.identity`).
+        """
         digest = hashlib.blake2b(digest_size=16)
         for path in self.weights:
             digest.update(files.file_hash(path))
@@ -68,7 +72,8 @@ class DecoderFiles:
             "layout": layout,
         }
         canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+        found = hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+        return with_short_context(found, self.spec.short_context)
 
 
 def find_decoder(model: str) -> DecoderFiles:

@@ -27,8 +27,9 @@ class RopeSpec:
     """One rotation: `kind` is one of SUPPORTED, `original` the context the model was first trained for.
 
     `attention` scales cosines and sines (yarn, longrope), `share` is the part of a head that is rotated, from its
-    beginning, and `factors` divide the frequencies one by one (longrope, within its `original` context; `divided`, as
-    GGUF files have them). What a kind does not use keeps its default.
+    beginning, and `factors` divide the frequencies one by one (longrope in texts of its `original` context; `divided`,
+    as GGUF files have them). `long_factors` do so in longer texts, at all positions; there are none where no text can
+    be longer, or they are the same. What a kind does not use keeps its default.
     """
 
     kind: str
@@ -43,11 +44,12 @@ class RopeSpec:
     attention: float = 1.0
     share: float = 1.0
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     @property
-    def limit(self) -> int | None:
-        """The positions it holds for, None for all: beyond, longrope would turn all keys anew, and pages keep them."""
-        return self.original if self.kind == "longrope" else None
+    def short_context(self) -> int:
+        """The length in tokens beyond which all positions of a text are rotated otherwise; 0: at no length."""
+        return self.original if self.long_factors else 0
 
 
 def parse_rope(
@@ -155,9 +157,9 @@ def _dynamic(spec: RopeSpec, dim: int, positions: int, where: str) -> RopeSpec:
 def _longrope(
     spec: RopeSpec, given: Mapping[str, Any], dim: int, positions: int, where: str
 ) -> RopeSpec:
-    """Take the factors of contexts up to the original one (LongRoPE, section 3.2)."""
+    """Take the factors of texts up to the original context, and those of longer ones (LongRoPE, section 3.2)."""
     factors = _factors(given, "short_factor", dim, where)
-    _factors(given, "long_factor", dim, where)
+    beyond = _factors(given, "long_factor", dim, where)
     if spec.original < 2:
         raise ConfigError(
             f"{where} has original_max_position_embeddings {spec.original}; expected at least 2"
@@ -168,7 +170,10 @@ def _longrope(
         attention = _number(given, "attention_factor", None, where)
     elif stretched > 1:
         attention = math.sqrt(1 + math.log(stretched) / math.log(spec.original))
-    return dataclasses.replace(spec, attention=attention, factors=factors)
+    differs = beyond != factors and spec.original < positions
+    return dataclasses.replace(
+        spec, attention=attention, factors=factors, long_factors=beyond if differs else ()
+    )
 
 
 def _factors(given: Mapping[str, Any], key: str, dim: int, where: str) -> tuple[float, ...]:

@@ -14,15 +14,19 @@ from torch import Tensor
 from engine.models.decoders.rope import RopeSpec
 
 
-def frequencies(rope: RopeSpec, dim: int) -> Tensor:
-    """Return the inverse frequencies of heads of `dim` numbers, fp32, in radians a position: one for two that turn."""
+def frequencies(rope: RopeSpec, dim: int, *, long: bool = False) -> Tensor:
+    """Return the inverse frequencies of heads of `dim` numbers, fp32, in radians a position: one for two that turn.
+
+    With `long` they are those of texts beyond the short context, where the rotation has one.
+    """
     dim = int(dim * rope.share)
     powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     plain = 1.0 / powers
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind in {"longrope", "divided"}:
-        return 1.0 / (torch.tensor(rope.factors) * powers)
+        factors = rope.long_factors if long and rope.long_factors else rope.factors
+        return 1.0 / (torch.tensor(factors) * powers)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
@@ -60,8 +64,11 @@ def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
 
 
 def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return cosines and sines, (2, rows, 1, rotated dims), of `positions` (rows), scaled by `scale`, in `dtype`."""
-    rotation = torch.outer(positions.to(torch.float32), inverse)
+    """Return cosines and sines, (2, rows, 1, rotated dims), of `positions` (rows), scaled by `scale`, in `dtype`.
+
+    `inverse` are the frequencies of all rows, or (rows, frequencies).
+    """
+    rotation = positions.to(torch.float32)[:, None] * inverse
     rotation = torch.stack((rotation.cos(), rotation.sin()))
     rotation = (rotation if scale == 1 else rotation * scale).to(dtype)
     return torch.cat((rotation, rotation), dim=-1)[:, :, None, :]

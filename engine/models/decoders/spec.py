@@ -69,6 +69,11 @@ class DecoderSpec:
         return list(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
     @property
+    def short_context(self) -> int:
+        """The length in tokens beyond which keys and queries of a text are rotated otherwise; 0: at no length."""
+        return max((rope.short_context for rope in self.rotations), default=0)
+
+    @property
     def attention_scale(self) -> float:
         """The factor of scores."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale

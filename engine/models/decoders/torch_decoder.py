@@ -72,9 +72,11 @@ class Heads(NamedTuple):
 class TorchState:
     """The rows of a step between two stages; `rows` are (rows, hidden), before the last norm after the last."""
 
-    def __init__(self, decoder: TorchDecoder, tokens: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self, decoder: TorchDecoder, tokens: Tensor, positions: Tensor, long: Tensor | None
+    ) -> None:
         self._decoder = decoder
-        self._rotations = decoder.rotations(positions)
+        self._rotations = decoder.rotations(positions, long)
         self.rows = decoder.embedded(tokens)
 
     def before(self, layer: int) -> Tensor:
@@ -111,9 +113,13 @@ class TorchDecoder:
         self._norm = weights["model.norm.weight"]
         self._head = weights.get(HEAD, self._embed)
         self._layers = [_layer(weights, f"model.layers.{n}", spec) for n in range(spec.layers)]
-        self._inverse = {
-            rope: frequencies(rope, spec.head_dim).to(self._embed.device) for rope in spec.rotations
-        }
+        self._inverse, self._long_inverse = (
+            {
+                rope: frequencies(rope, spec.head_dim, long=long).to(self._embed.device)
+                for rope in spec.rotations
+            }
+            for long in (False, True)
+        )
         self._places = {
             layer: (group, at)
             for group, (_, layers) in enumerate(spec.groups)
@@ -160,7 +166,8 @@ class TorchDecoder:
         arrival: PageArrival | None = None,
     ) -> Tensor:
         """Compute a step that `Attention.plan` has worked out."""
-        rotations, rows = self.rotations(groups[0].positions), self.embedded(tokens)
+        rotations = self.rotations(groups[0].positions, groups[0].long)
+        rows = self.embedded(tokens)
         for number in range(len(self._layers)):
             group, at = self._places[number]
             if arrival is not None:
@@ -169,9 +176,12 @@ class TorchDecoder:
             rows = self.follow(number, rows, self.attend(heads, pools[group], at, groups[group]))
         return rows
 
-    def begin(self, tokens: Tensor, positions: Tensor) -> TorchState:
-        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,)."""
-        return TorchState(self, tokens, positions)
+    def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> TorchState:
+        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,).
+
+        `long` (rows,) says which rows are those of long texts; None: no row is.
+        """
+        return TorchState(self, tokens, positions, long)
 
     def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> TorchAttention:
         """Work out the attention of a step whose stages are called one by one (see `PlannedAttention`)."""
@@ -195,12 +205,15 @@ class TorchDecoder:
         rows = F.embedding(tokens, self._embed)
         return rows if self._embed_scale == 1 else rows * self._embed_scale
 
-    def rotations(self, positions: Tensor) -> dict[RopeSpec, Tensor]:
-        """Return each rotation of positions (see `angles`)."""
-        return {
-            rope: angles(positions, inverse, rope.attention, self.dtype)
-            for rope, inverse in self._inverse.items()
-        }
+    def rotations(self, positions: Tensor, long: Tensor | None) -> dict[RopeSpec, Tensor]:
+        """Return each rotation of positions (see `angles`); rows that are `long` have the frequencies of long texts."""
+        found = {}
+        for rope, short in self._inverse.items():
+            inverse = short
+            if long is not None and rope.long_factors:
+                inverse = torch.where(long[:, None], self._long_inverse[rope], short)
+            found[rope] = angles(positions, inverse, rope.attention, self.dtype)
+        return found
 
     def project(self, number: int, rows: Tensor, rotations: dict[RopeSpec, Tensor]) -> Heads:
         """Return queries, keys and values of a layer, rotated."""

@@ -54,7 +54,8 @@ class CacheInvalidation:
 
     async def _do(self, forget: DeletedSession) -> None:
         worker, bus = self._worker, self._worker.bus
-        self._leave(forget.session)
+        if not forget.goes_on:
+            self._leave(forget.session)
         named = (name for name in self._prefixes.sessions if digest_of(name) == forget.session)
         ids = self._prefixes.delete(next(named, ""), forget.ids)
         device, host = await self._offload.forget(ids)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
-from common.pages.identity import owner_id, root_id
+from common.pages.identity import owner_id, root_id, short_context
 from common.wire.control import Applied
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.message import BadMessage, encode
@@ -297,6 +297,7 @@ def build(
         due_ms=lease.deadline_ms,
         grammar=grammar,
         shown=work.shown,
+        short_context=short_context(work.fingerprint),
     )
     generation = Generation(request, vocabulary, order)
     job = GenerationJob(lease, work, generation, incarnation)

@@ -25,6 +25,7 @@ from common.registry.leftovers import (
     ulids_in,
     ulids_of,
 )
+from common.registry.sessions import Sessions
 from services.kv_store import metrics
 from services.kv_store.deletion.page_eraser import ErasedPages, PageEraser
 from services.kv_store.deletion.worker_eraser import WorkerEraser
@@ -107,6 +108,20 @@ class SessionEraser:
             )
             for name, _ in sessions
         ]
+
+    async def erase_turn(self, session: str, job: str) -> None:
+        """Erase a turn that has ended, what was run for it, and the session's pages, which may hold it. Raises BusDown.
+
+        The pages of the other turns are computed anew.
+        """
+        if self._workers is not None:
+            await self._workers.erase(session, goes_on=True)
+        await _erased(self._pages, session)
+        await Sessions(self._bus).remove_turn(session, job)
+        origin = (await Sessions(self._bus).jobs(session)).get(job, "")
+        search = LeftoverSearch(self._bus, ())
+        search.jobs[session] = {job, *filter(None, [origin])}
+        await search.remove(await search.look())
 
     # -- stopping --------------------------------------------------------------------------------------
 

@@ -18,12 +18,15 @@ class WorkerEraser:
     def __init__(self, bus: Bus, wait_s: float = WAIT_S) -> None:
         self._bus, self._wait_s = bus, wait_s
 
-    async def erase(self, session: str) -> ErasedPages:
-        """Have workers forget the pages of a session's turns, and return how many they had. Raises BusDown."""
+    async def erase(self, session: str, *, goes_on: bool = False) -> ErasedPages:
+        """Have workers forget the pages of a session's turns, and return how many they had. Raises BusDown.
+
+        They drop its running turn, unless it `goes_on`.
+        """
         family, done = family_of(session), ErasedPages()
         try:
             entry = await Deletions(self._bus).announce(
-                session, await session_pages(self._bus, session)
+                session, await session_pages(self._bus, session), goes_on=goes_on
             )
         except BusFull:
             done.not_searched.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.bus import Bus
 from common.pages.chain import Chain
-from common.pages.identity import PageId, root_id
+from common.pages.identity import PageId, root_id, short_context
 from common.registry.sessions import Sessions
 from common.wire.message import decode
 from common.wire.sessions import Turn
@@ -17,7 +17,8 @@ async def session_pages(bus: Bus, session: str) -> list[PageId]:
     record = await Sessions(bus).stored(session)
     if record is None:
         return []
-    found = Chain(root_id(record.fingerprint, record.tenant))
+    fingerprint = record.fingerprint
+    found = Chain(root_id(fingerprint, record.tenant), short_context(fingerprint))
     start = 0
     while rows := await Sessions(bus).encoded_turns(session, start, _AT_ONCE):
         start += len(rows)

@@ -43,6 +43,8 @@ class SessionStore:
             return await self._import(work, lease.job)
         if work.op in ("pin", "unpin"):
             return await self._pin(work)
+        if work.turn:
+            return await self._delete_turn(work)
         return await self._delete(work, lease, note)
 
     async def _list(self, work: SessionWork) -> bytes:
@@ -147,6 +149,21 @@ class SessionStore:
         await SessionEnds(self.bus).forget(work.session, work.tenant)
         metrics.ERASED.labels("deleted").inc()
         return proof
+
+    async def _delete_turn(self, work: SessionWork) -> bytes:
+        """Delete one turn with everything run for it; Conflict `session_busy` while another one runs.
+
+        What is kept of pages goes first, since it is found by the tokens of the turn.
+        """
+        record = await session_of(self.bus, work)
+        running = await self.bus.jobs.get(record.busy) if record.busy else None
+        if running is not None and not running.over:
+            raise Conflict(
+                f"session {work.session} is in a turn: one is deleted between two turns",
+                code="session_busy",
+            )
+        await self._eraser.erase_turn(work.session, work.turn)
+        return msgspec.json.encode({"id": work.turn, "object": "session.turn", "deleted": True})
 
     async def _proven(self, lease: Lease) -> bytes | None:
         if lease.attempts < 2:

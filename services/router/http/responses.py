@@ -117,21 +117,19 @@ class ResponsesApi:
         return reply(ModelResponse(turn.job, options).kept(turn))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a stored response with its session; Conflict where others were stored in that one.
+        """Delete a stored response: its turn, or its session where no other response is stored in that one.
 
         The session's turns that are copies of another's do not count: what they are copies of stays.
         """
         caller = self._receiver.context(request)
         found = await self._stored(request)
-        session = found.record.id
+        session, job, busy = found.record.id, found.turns[-1].job, found.record.busy
+        running = await self._bus.jobs.get(busy) if busy else None
         ran = await self._sessions.jobs(session)
         turns = await self._sessions.turns(session)
-        if [turn.job for turn in turns if turn.job in ran] != [found.turns[-1].job]:
-            raise Conflict(
-                f"response {request.match_info['id'][:160]!r} is one of several of a conversation, which is deleted "
-                f"whole: DELETE /v1/sessions/{session}"
-            )
-        await self._sessions_api.erase(request, caller, session)
+        others = any(turn.job in ran and turn.job != job for turn in turns)
+        others |= running is not None and not running.over  # it is refused then
+        await self._sessions_api.erase(request, caller, session, job if others else "")
         gone = {"id": request.match_info["id"], "object": "response", "deleted": True}
         return reply_json(gone)
 

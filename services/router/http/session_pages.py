@@ -19,7 +19,7 @@ from common.pages import codec
 from common.pages.bundle import FORMAT, BundleHeader, BundleReader, Renaming, named
 from common.pages.chain import Chain
 from common.pages.codec import CorruptPage, Header
-from common.pages.identity import PageId, owner_id, root_id
+from common.pages.identity import PageId, owner_id, root_id, short_context
 from common.pages.keys import GROUPS, PageKey
 from common.pages.store import PageStore, Tier, TierDown, Value
 from common.registry.sessions import Sessions
@@ -110,7 +110,7 @@ def _down(error: TierDown) -> Unavailable:
 
 
 async def _chain(sessions: Sessions, record: SessionRecord, root: PageId) -> Chain:
-    chain = Chain(root)
+    chain = Chain(root, short_context(record.fingerprint))
     for turn in await sessions.turns(record.id):
         chain.add(turn)
     return chain

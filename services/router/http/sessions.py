@@ -172,9 +172,11 @@ class SessionsApi:
         """Delete a session with everything run for it; the response says what was removed and searched."""
         return reply(await self._of_one(request, "delete", deleted=True))
 
-    async def erase(self, request: web.Request, caller: RequestContext, session: str) -> None:
-        """Delete a session of the caller's with everything run for it, for a request about something in it."""
-        await self._work(request, caller, "delete", session=session)
+    async def erase(
+        self, request: web.Request, caller: RequestContext, session: str, turn: str = ""
+    ) -> None:
+        """Delete a session of the caller's, or one turn of it, with everything run for it, for another request."""
+        await self._work(request, caller, "delete", session=session, turn=turn)
 
     async def load(self, request: web.Request) -> web.Response:
         """Make a session of an exported document; `?model=` names another model than the document's."""

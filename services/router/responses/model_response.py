@@ -228,7 +228,8 @@ class ModelResponse:
         self._finish = turn.finish
         list(self._gained(read_whole(self.options.marks, turn.answer), []))
         list(self._ends())
-        counts = (turn.history + len(turn.prompt), 0, len(turn.output))
+        read, wrote = turn.usage
+        counts = (read, 0, wrote)
         return msgspec.json.encode(self._ended(counts))
 
     def _whole(self, result: GenerateResult) -> dict[str, Any]:

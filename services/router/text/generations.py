@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from common.errors import InvalidRequest, TooLarge
-from common.pages.identity import PageId, marks_of, page_ids, root_id
+from common.pages.identity import PageId, marks_of, text_pages
 from common.types.generation import OutputGrammar, SamplingParams
 from common.wire.control import ExtensionRule
 from common.wire.jobs import GenerateWork
@@ -79,7 +79,7 @@ def generation_of(
     except ValueError as error:
         raise TooLarge(f"the request is too large: {error}") from None
     session, version = (turn.session, turn.version) if turn else ("", 0)
-    marks = marks_of(page_ids(root_id(spec.fingerprint, scope), prompts[0]))
+    marks = marks_of(text_pages(spec.fingerprint, scope, prompts[0]))
     return GenerationSpec(parcel, total, choices, session, version, marks)
 
 

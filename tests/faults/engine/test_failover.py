@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from bench.engine import random_models
 from common.bus import Bus, Notifications
 from common.config import Common
 from common.ids import Family
+from common.pages.identity import short_context
 from common.registry.dead_letters import DeadLetters
 from common.registry.models import Models
 from common.types.generation import SamplingParams
@@ -78,23 +81,38 @@ async def test_a_stopped_worker(bus: Bus, desk: Desk, config: Common) -> None:
     assert await DeadLetters(bus).all(FAMILY) == []
 
 
-async def test_a_killed_worker_with_a_real_model(bus: Bus, config: Common, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "killed_at"),
+    [
+        pytest.param("llama", 10, id="llama"),
+        pytest.param("phi3", 5, id="before the short context is outgrown"),
+        pytest.param("phi3", 25, id="after the short context was outgrown"),
+    ],
+)
+async def test_a_killed_worker_with_a_real_model(
+    bus: Bus, config: Common, tmp_path: Path, family: str, killed_at: int
+) -> None:
     """kill -9 while tokens are drawn with penalties: the stream ends as it does undisturbed, under another worker."""
-    random_models.write(tmp_path / "m", "llama", random_models.settings("llama", 1))
+    chosen = random_models.settings(family, 1)
+    if family == "phi3":
+        rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+        chosen |= {"original_max_position_embeddings": 95, "rope_parameters": rope}
+    random_models.write(tmp_path / "m", family, chosen)
     flags: tuple[str, ...] = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"))
     flags += ("--threads", "1", "--device", "cpu")
     flags += ("--step-tokens", "16", "--kv-bytes", str(4 << 20))
     journal = Notifications(bus.connection, "r1")
     await journal.start()
-    family = Family("chat.m")
+    name = Family("chat.m")
     with (
         process(config, *flags, "--instance", "a") as one,
         process(config, *flags, "--instance", "b") as two,
     ):
-        await live(bus, family, 2)
-        pids = {record.worker: record.pid for record in await bus.workers.living(family)}
+        await live(bus, name, 2)
+        pids = {record.worker: record.pid for record in await bus.workers.living(name)}
         card = (await Models(bus).cards())["m"]
-        desk = Desk(bus, journal, family)
+        assert short_context(card.fingerprint) == (95 if family == "phi3" else 0)
+        desk = Desk(bus, journal, name)
         asked = GenerateWork(
             fingerprint=card.fingerprint,
             scope="t",
@@ -106,8 +124,8 @@ async def test_a_killed_worker_with_a_real_model(bus: Bus, config: Common, tmp_p
         )
         expected, _ = await desk.result(await desk.admit(asked))
         job = await desk.admit(asked)
-        before = await desk.until(job, 10)
-        (holder,) = await bus.lanes.pending(family, "gpu")
+        before = await desk.until(job, killed_at)
+        (holder,) = await bus.lanes.pending(name, "gpu")
         (one if one.pid == pids[holder] else two).kill()
         found, result = await desk.result(job)
     await journal.stop()

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -26,8 +27,9 @@ from tests.support.schema_runs import DEMO, schema
 from tests.support.schemas import SCHEMAS, faults_of
 
 SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
-ANSWERS, TOGETHER = (10_000, 32) if SOAK else (16, 8)
-KILL_EVERY = 200 if SOAK else 8  # answers
+# 10,000 in the soak, in parts that fit into an hour each, so that a run goes on with those that are left.
+PARTS, ANSWERS, TOGETHER = (10, 1000, 32) if SOAK else (1, 16, 8)
+KILL_EVERY = 50 if SOAK else 8  # answers, about
 FAMILY = Family("chat.spillway-demo")
 FLAGS = (
     "--embed-model",
@@ -51,6 +53,10 @@ class Scene:
         self.ends: Counter[str] = Counter()
         self.wrong: list[tuple[str, str, list[str]]] = []
         self.kills = 0
+        half = KILL_EVERY // 2  # a worker takes over before it is killed itself
+        self._kill_at = {
+            begin + half + rng.randint(1, half) for begin in range(0, ANSWERS, KILL_EVERY)
+        }
         self._config = config
         self._running = ExitStack()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
@@ -84,7 +90,7 @@ class Scene:
             text = text_of(pieces)
             if finish == "stop" and (faults := faults_of(SCHEMAS[name], text)):
                 self.wrong.append((name, text, faults))
-            if sum(self.ends.values()) % KILL_EVERY == 0:
+            if sum(self.ends.values()) in self._kill_at:
                 await self.kill()
 
     async def kill(self) -> None:
@@ -96,11 +102,14 @@ class Scene:
 
 
 @pytest.mark.timeout(0 if SOAK else 120)
-async def test_bound_answers_survive_their_workers(bus: Bus, config: Common, seed: int) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_bound_answers_survive_their_workers(
+    bus: Bus, config: Common, seed: int, part: int, record: Callable[[str, object], None]
+) -> None:
     """Workers are killed amid answers: each goes on from its log, under the same grammar, to a valid end."""
     journal = Notifications(bus.connection, "r1")
     await journal.start()
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed} {part}")
     with contextlib.closing(Scene(config, Desk(bus, journal, FAMILY), rng)) as scene:
         scene.start("a", "b")
         await live(bus, FAMILY, 2)
@@ -117,3 +126,6 @@ async def test_bound_answers_survive_their_workers(bus: Bus, config: Common, see
     assert scene.ends["length"] <= (0.05 if SOAK else 0.25) * ANSWERS
     assert scene.kills == ANSWERS // KILL_EVERY
     assert await DeadLetters(bus).all(FAMILY) == []
+    record("answers", ANSWERS)
+    record("cut off", scene.ends["length"])
+    record("kills", scene.kills)

@@ -10,12 +10,21 @@ import pytest
 from common.bus import Bus, keys
 from common.errors import Unavailable
 from common.ids import job_id, ulid, unique_of
-from common.registry.sessions import SessionEnds, Sessions
+from common.registry.sessions import SessionEnds, Sessions, history_of
 from common.wire.sessions import SessionRecord
 from services.kv_store.deletion.session_eraser import SessionEraser
 from services.kv_store.deletion.sweep import Sweep
 from tests.support.bus import Hand, state
-from tests.support.session_traces import FAMILY, begin, end, grounded, holding, lived, now
+from tests.support.session_traces import (
+    FAMILY,
+    around,
+    begin,
+    end,
+    grounded,
+    holding,
+    lived,
+    now,
+)
 from tests.support.turns import made
 
 LONG = 3_600_000
@@ -129,6 +138,55 @@ async def test_killed_anywhere(bus: Bus, hand: Hand) -> None:
         assert cut == 0 or await Sessions(bus).get(record.id) is None
         await gone(bus, record)
         assert await holding(bus, "rosebud", unique_of(record.id)) == []
+        cut = cut * 2 + 3
+
+
+async def test_one_turn_killed_anywhere(bus: Bus, hand: Hand) -> None:
+    """One turn of three goes, cut off after any number of commands and repeated; the other two keep what they said.
+
+    Nothing on any server holds its text, or the tokens that later turns had of it; how many they were is still known,
+    and a turn that was rendered from the former ones does not come in any more.
+    """
+    call, cut, finished = bus.connection.call, 0, False
+    while not finished:
+        record = await made(bus, FAMILY)
+        jobs = {}
+        for text in ("first", "rosebud", "last"):
+            lease = await begin(bus, hand, record, text)
+            await end(bus, hand, lease, record, text)
+            jobs[text], record = lease.job, await now(bus, record)
+        await around(bus, jobs["rosebud"], "rosebud")
+        calls = 0
+
+        async def failing(*command: Any, _cut: int = cut, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > _cut:
+                raise Killed
+            return await call(*command, **more)
+
+        eraser = SessionEraser(bus)
+        bus.connection.call = failing  # type: ignore[method-assign]
+        try:
+            await eraser.erase_turn(record.id, jobs["rosebud"])
+            finished = True
+        except Killed:
+            pass
+        finally:
+            bus.connection.call = call  # type: ignore[method-assign]
+        await eraser.erase_turn(record.id, jobs["rosebud"])
+
+        assert await holding(bus, "rosebud") == []
+        assert await state(bus, jobs["rosebud"]) == "none"
+        after, turns = await now(bus, record), await Sessions(bus).turns(record.id)
+        assert [turn.answer for turn in turns] == ["first", "last"]
+        assert (after.turns, after.fingerprint) == (2, "")
+        assert history_of(after, turns, "f") is None
+        assert [turn.usage for turn in turns] == [(3, 2), (13, 2)]
+        assert turns[1].prompt == turns[1].output == []
+        assert after.version > record.version
+        assert await state(bus, jobs["last"]) == "result"
+        await gone(bus, record)
         cut = cut * 2 + 3
 
 

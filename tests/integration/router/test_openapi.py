@@ -78,15 +78,6 @@ def test_operations_have_names_of_their_own(key: str) -> None:
     assert sorted(named) == sorted(set(named))
 
 
-@pytest.fixture
-def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
-    """Return what notes a figure in a report whose form takes it; others have no place for it."""
-    if request.config.getini("junit_family") != "xunit1":
-        return lambda _name, _value: None
-    found: Callable[[str, object], None] = request.getfixturevalue("record_property")
-    return found
-
-
 @pytest.mark.timeout(3600 if PROFILE == "soak" else 300)
 def test_generated_requests_get_documented_answers(
     chatting: Mesh, record: Callable[[str, object], None]

@@ -26,6 +26,7 @@ from tests.support.scripted_generator import (
     echo,
     generator,
 )
+from tests.support.session_traces import holding
 from tests.support.tool_templates import QWEN
 from tests.support.waiting import until
 
@@ -329,35 +330,94 @@ async def test_two_that_go_on_from_one_at_once_both_do(
     assert len({getattr(each, "session", {})["id"] for each in found}) == 2
 
 
-async def test_a_response_alone_in_its_session_is_deleted(
-    mesh: Mesh, http: aiohttp.ClientSession, client: openai.AsyncOpenAI, bus: Bus
-) -> None:
-    """It is gone with its session; one of several is refused, and what was copied from it stands without it."""
+async def serves_sessions(http: aiohttp.ClientSession) -> None:
+    """Wait until a kv_store is up."""
 
     async def listed() -> bool:
         async with http.get("/v1/sessions") as response:
             return response.status == 200
 
+    await until(listed, "kv_store is up")
+
+
+async def test_responses_are_deleted_one_by_one(
+    mesh: Mesh, http: aiohttp.ClientSession, client: openai.AsyncOpenAI, bus: Bus, model: Generator
+) -> None:
+    """A deleted response is gone, and out of the conversation that goes on; the last one takes its session with it.
+
+    A copy in another session, which went on beside it, stands without it.
+    """
     store = mesh.add("kv_store", "responses")
     first = await client.responses.create(model=NAME, input="one")
-    second = await client.responses.create(model=NAME, input="two", previous_response_id=first.id)
-    beside = await client.responses.create(model=NAME, input="three", previous_response_id=first.id)
+    second = await client.responses.create(input="rosebud", previous_response_id=first.id)
+    third = await client.responses.create(input="three", previous_response_id=second.id)
+    beside = await client.responses.create(input="beside", previous_response_id=first.id)
     try:
-        await until(listed, "kv_store is up")
-        for several in (first, second):
-            with pytest.raises(openai.ConflictError, match="DELETE /v1/sessions/"):
-                await client.responses.delete(several.id)
-        await client.responses.delete(beside.id)
+        await serves_sessions(http)
+        await client.responses.delete(second.id)
+        assert await holding(bus, "rosebud") == []
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(second.id)
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await client.responses.create(input="x", previous_response_id=second.id)
+        kept = await client.responses.retrieve(third.id)
+        assert (kept.output_text, kept.usage and kept.usage.input_tokens) == (
+            "three",
+            third.usage and third.usage.input_tokens,
+        )
+        fourth = await client.responses.create(input="four", previous_response_id=third.id)
+        assert fourth.output_text == "four"
+        fifth = await client.responses.create(input="five", previous_response_id=fourth.id)
+        sessions = [getattr(each, "session", {})["id"] for each in (first, fourth, fifth)]
+        assert len(set(sessions)) == 1
+        prompts = [prompt.replace("<|im_end|>", "") for prompt in asked_of(model)]
+        assert not any("rosebud" in prompt for prompt in prompts[-2:])
+        assert prompts[-2].count("user\n") == 3
+        assert prompts[-1].startswith(prompts[-2])
+        for each in (first, fifth, beside, third, fourth):
+            await client.responses.delete(each.id)
     finally:
         store.stop()
 
-    for unknown in (beside.id, "resp_none"):
+    for unknown in (beside.id, fourth.id, "resp_none"):
         with pytest.raises(openai.NotFoundError):
             await client.responses.delete(unknown)
-    with pytest.raises(openai.BadRequestError, match="not found"):
-        await client.responses.create(model=NAME, input="x", previous_response_id=beside.id)
-    assert await Sessions(bus).stored(getattr(beside, "session", {})["id"]) is None
-    assert (await client.responses.retrieve(first.id)).output_text == "one"
+    for each in (beside, fourth):
+        assert await Sessions(bus).stored(getattr(each, "session", {})["id"]) is None
+
+
+async def test_a_response_is_deleted_between_two_turns(
+    mesh: Mesh, http: aiohttp.ClientSession, client: openai.AsyncOpenAI, model: Generator
+) -> None:
+    """While another response is generated in its session a deletion is refused, to be tried again; then it is done."""
+    store = mesh.add("kv_store", "busy")
+    first = await client.responses.create(model=NAME, input="one")
+    wait = asyncio.Event()
+
+    async def late(scene: Scene) -> None:
+        await wait.wait()
+        await echo(scene)
+
+    model.script = late
+    asked = client.responses.create(input="two", previous_response_id=first.id)
+    running = asyncio.create_task(asked)
+    second = None
+    try:
+        await until(lambda: len(model.works) == 2, "the second is generated")
+        await serves_sessions(http)
+        once = client.with_options(max_retries=0, timeout=60)
+        with pytest.raises(openai.ConflictError) as refused:
+            await once.responses.delete(first.id)
+        assert refused.value.code == "session_busy"
+        wait.set()
+        second = await running
+        await once.responses.delete(first.id)
+    finally:
+        wait.set()
+        store.stop()
+    assert second.output_text == "two"
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
     assert (await client.responses.retrieve(second.id)).output_text == "two"
 
 

@@ -17,11 +17,13 @@ TEST = """
 from pathlib import Path
 HERE = Path(__file__).parent
 
-def test_one():
+def test_one(record_property):
     with (HERE / "ran").open("a") as ran:
         ran.write("one ")
+    record_property("answers", 1200)
 
-def test_two():
+def test_two(record_property):
+    record_property("answers", 34)
     with (HERE / "ran").open("a") as ran:
         ran.write("two ")
     assert (HERE / "mended").exists()
@@ -51,6 +53,8 @@ def test_every_row_and_every_longer_test_is_a_piece(soak: ModuleType) -> None:
         "faults/bus/chaos",
         "integration/bus/sessions",
         "integration/hostile/random",
+        "faults/engine/schema_kills",
+        "faults/router/tool_loop_kills",
         "integration/router/openapi",
         "unit/engine/schedule",
     } <= set(known)
@@ -83,11 +87,13 @@ def test_what_passed_is_not_run_again(
     assert ran.read_text() == "one two two "
     state = json.loads((tmp_path / ".soak" / "state.json").read_text())["x/a"]
     assert (state["status"], state["runs"], state["left"]) == (0, 2, False)
+    assert state["counts"] == {"answers": 1234}
     monkeypatch.setattr(sys, "argv", ["soak", "--list"])
     assert soak.main() == 0
     told = capsys.readouterr().out
     assert "x/a" in told
     assert "passed" in told
+    assert "1,234 answers" in told
     assert f"1 of {len(soak.pieces())} pieces have passed at abc" in told
 
 

@@ -38,13 +38,14 @@ PROBES = measure(SimulatedExecutor(alpha_s=0.0, beta_s=0.0), 64, 8)
 class RememberingExecutor(SimulatedExecutor):
     """Keeps the tokens written to its pages; each token drawn depends on the last `looks` tokens there.
 
-    A token that is missing, or a page that was given to another sequence too early, changes what is drawn.
+    A token that is missing, or a page that was given to another sequence too early, changes what is drawn; so does a
+    page of a text of another kind, where texts longer than `short_context` are (0: no text is).
     """
 
-    def __init__(self, pages: int, looks: int = 1 << 30) -> None:
+    def __init__(self, pages: int, looks: int = 1 << 30, short_context: int = 0) -> None:
         super().__init__(alpha_s=0.0, beta_s=0.0, kv_bytes=pages * 4096)
-        self.looks = looks
-        self.memory: dict[tuple[int, int], int] = {}
+        self.looks, self.short_context = looks, short_context
+        self.memory: dict[tuple[int, int], tuple[int, bool]] = {}
         self.rows = self.steps = 0
 
     def execute(
@@ -63,7 +64,7 @@ class RememberingExecutor(SimulatedExecutor):
             assert len(rows.tokens) == len(rows.positions)
             (pages,) = rows.pages
             for token, at in zip(rows.tokens, rows.positions, strict=True):
-                self.memory[pages[at // PAGE], at % PAGE] = token
+                self.memory[pages[at // PAGE], at % PAGE] = token, rows.long
             self.rows += len(rows.tokens)
         for rows in batch:
             (pages,), sample = rows.pages, rows.sample
@@ -81,8 +82,10 @@ class RememberingExecutor(SimulatedExecutor):
     def _drawn(self, pages: Sequence[int], end: int, sample: SamplingRequest) -> SampledToken:
         seen = [self.memory[pages[at // PAGE], at % PAGE] for at in range(end)]
         assert sample.position == end
-        assert seen == [*sample.prompt, *sample.output]
-        digest = hashlib.blake2b(repr((seen[-self.looks :], sample.choice)).encode()).digest()
+        long = 0 < self.short_context < end
+        assert seen == [(token, long) for token in (*sample.prompt, *sample.output)]
+        tokens = [token for token, _ in seen[-self.looks :]]
+        digest = hashlib.blake2b(repr((tokens, sample.choice, long)).encode()).digest()
         return SampledToken(
             STOP if digest[0] < 12 and STOP not in sample.banned else digest[1], 0.0, []
         )
@@ -142,6 +145,7 @@ class Run:
             rules,
             root_id("0f", ""),
             sampling=SamplingParams(temperature=0.0),
+            short_context=self.executor.short_context,
         )
         return Generation(request, vocabulary, 10 * number)
 
@@ -247,18 +251,24 @@ async def test_the_same_tokens_with_guesses(
     pages=st.integers(9, 40),
     looks=st.none() | st.integers(1, 3),
     several=st.integers(2, 6),
+    short=st.just(0) | st.integers(30, 100),
     pause=st.lists(st.booleans(), min_size=1, max_size=7),
 )
-@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, None, 4, [False])
-@example([Work([40], 60, 60, 0, None)], 40, 1, 4, [False])
+@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, None, 4, 0, [False])
+@example([Work([40], 60, 60, 0, None)], 40, 1, 4, 0, [False])
+@example([Work([40, 45, 50], 60, 60, 0, None)] * 2, 9, None, 4, 64, [False])
+@example([Work([40], 60, 60, 0, None)], 40, 1, 4, 65, [False])
 async def test_the_same_tokens_several_a_step(
-    works: list[Work], pages: int, looks: int | None, several: int, pause: list[bool]
+    works: list[Work], pages: int, looks: int | None, several: int, short: int, pause: list[bool]
 ) -> None:
-    """Steps that give each sequence several tokens, cut short by arrivals, beside guesses or alone, change none."""
+    """Steps that give each sequence several tokens, cut short by arrivals, beside guesses or alone, change none.
+
+    So it is for a model whose texts begin again beyond a short context: a step never runs over that length.
+    """
     early = await compared(
         works,
         pause,
-        lambda: RememberingExecutor(pages, looks or 1 << 30),
+        lambda: RememberingExecutor(pages, looks or 1 << 30, short),
         lookup=looks is not None,
         several=several,
     )

@@ -77,9 +77,9 @@ class RewrittenRun:
     """Computes some lives on a fresh engine; `prompts` says after how many tokens each got which prompt."""
 
     def __init__(
-        self, lives: Sequence[Life], pages: int, device: DeviceQueue, several: int
+        self, lives: Sequence[Life], pages: int, device: DeviceQueue, several: int, short: int = 0
     ) -> None:
-        self.executor = RememberingExecutor(pages)
+        self.executor, self.short = RememberingExecutor(pages, short_context=short), short
         capacity = DecoderCapacity(PROBES, slo_s=60.0, context=4096, fixed=True)
         self.engine = DecoderEngine(
             self.executor, capacity, StepLimits(64, 4), device, lookup=True, several=several
@@ -92,7 +92,7 @@ class RewrittenRun:
             rules = StopRules(life.max_new, ids=[STOP])
             request = GenerationRequest(
                 f"r{number}", [prompt], rules, root_id("0f", ""),
-                sampling=SamplingParams(temperature=0.0),
+                sampling=SamplingParams(temperature=0.0), short_context=short,
             )  # fmt: skip
             self.generations.append(Generation(request, vocabulary, number))
         self.prompts = [[(0, list(each.choices[0].sequence.prompt))] for each in self.generations]
@@ -166,11 +166,13 @@ class RewrittenRun:
         prompt = [*before[:start], *added, *before[start + change.removed :]] or [1]
         if len(prompt) > MOST_PROMPT:
             return
+        long = choice.sequence.long
         held, computed_before = bool(choice.sequence.pages), choice.sequence.todo[0][0]
         computed = self.engine.rewrite(choice, prompt)
         if held and choice.sequence.pages:  # full pages before the change stay
             kept = min(start, computed_before, choice.sequence.length - 1) // PAGE * PAGE
-            assert computed <= choice.sequence.length - kept
+            if long is choice.sequence.long:
+                assert computed <= choice.sequence.length - kept
         self.prompts[at].append((len(choice.tokens), prompt))
         self.rewritten += 1
 
@@ -179,7 +181,9 @@ class RewrittenRun:
         output: list[int] = []
         for _ in range(self.lives[at].max_new):
             prompt = [each for since, each in self.prompts[at] if since <= len(output)][-1]
-            digest = hashlib.blake2b(repr(([*prompt, *output], 0)).encode()).digest()
+            tokens = [*prompt, *output]
+            long = 0 < self.short < len(tokens)
+            digest = hashlib.blake2b(repr((tokens, 0, long)).encode()).digest()
             if digest[0] < 12:
                 break
             output.append(digest[1])
@@ -192,22 +196,25 @@ class RewrittenRun:
     seed=st.integers(0, 1 << 16),
     ahead=st.booleans(),
     several=st.sampled_from([1, 4]),
+    short=st.just(0) | st.integers(20, 150),
 )
 async def test_the_tokens_of_a_fresh_generation(
-    lives: list[Life], pages: int, seed: int, *, ahead: bool, several: int
+    lives: list[Life], pages: int, seed: int, *, ahead: bool, several: int, short: int
 ) -> None:
     """Pauses, other prompts and boundaries anywhere: what follows is what the last prompt and the tokens say.
 
-    Pages before a change are not computed again, no step runs over a boundary, and no page stays held.
+    Pages before a change are not computed again unless the text becomes longer than a short context, or as short again;
+    no step runs over a boundary, and no page stays held.
     """
     device = DeviceQueue()
     try:
-        run = RewrittenRun(lives, pages, device, several)
+        run = RewrittenRun(lives, pages, device, several, short)
         await run.run(random.Random(seed), ahead=ahead)
     finally:
         device.close()
     event(f"rewritten: {min(run.rewritten, 3)}")
     event(f"evicted while paused: {run.evicted > 0}")
+    event(f"outgrew the short context: {min(run.engine.scheduler.outgrown, 3)}")
     for at, generation in enumerate(run.generations):
         found, expected = list(generation.choices[0].tokens), run.expected(at)
         assert found == expected[: len(found)]
@@ -239,13 +246,16 @@ def rewrites(draw: st.DrawFn) -> tuple[Sequence[int | None], int, int, StepLimit
     return draw(st.sampled_from(WINDOWS)), pages, draw(st.sampled_from([0, 5, 200])), bounds, asks
 
 
-@given(rewrites())
+@given(rewrites(), st.just(0) | st.integers(20, 120))
 def test_rewritten_under_windows(
-    case: tuple[list[int | None], int, int, StepLimits, list[Ask]],
+    case: tuple[list[int | None], int, int, StepLimits, list[Ask]], short: int
 ) -> None:
-    """With windows, and pages that come back from the host, each row of a rewritten sequence sees what it must."""
+    """With windows, and pages that come back from the host, each row of a rewritten sequence sees what it must.
+
+    So it is with a short context, on whose two sides no page is that of the other.
+    """
     windows, pages, host, bounds, asks = case
-    run = Simulation(shape(pages, windows, host), bounds, asks).run()
+    run = Simulation(shape(pages, windows, host), bounds, asks, short).run()
     for order, ask in enumerate(asks):
         found, expected = run.sequences[order].output, run.expected(order)
         assert found == expected[: len(found)]

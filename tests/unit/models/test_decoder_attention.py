@@ -31,6 +31,7 @@ class Query(NamedTuple):
 
     positions: list[int]
     pages: list[list[int]]
+    long: bool = False
 
 
 def _spec(heads: int, kv_heads: int, window: int | None) -> DecoderSpec:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.engine import random_models
-from common.pages.identity import PAGE
+from common.pages.identity import PAGE, short_context
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
 from engine.kernels.page_memory import PageMemory
 from engine.models.decoders.cuda_graphs import GraphedDecoder
@@ -22,14 +22,21 @@ CONTEXTS = (700, 3, 40, 31, 32, 64, 511)
 
 
 @pytest.mark.parametrize(
-    ("family", "window"), [("llama", None), ("mistral", 40), ("gemma2", 40), ("gemma3_text", 40)]
+    ("family", "window"),
+    [("llama", None), ("mistral", 40), ("gemma2", 40), ("gemma3_text", 40), ("phi3", None)],
 )
 def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | None) -> None:
-    """Batches that grow, shrink and get longer, from buffers captured for other ones (rehearsed without a device)."""
+    """Batches that grow, shrink and get longer, from buffers captured for other ones (rehearsed without a device).
+
+    Of Phi, texts on both sides of its short context.
+    """
     if TRITON is None:
         pytest.skip("Triton is not installed (make setup-full)")
     chosen: dict[str, Any] = random_models.settings(family, 1)
     chosen |= {"max_position_embeddings": 1024} | ({"sliding_window": window} if window else {})
+    if family == "phi3":
+        rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+        chosen |= {"original_max_position_embeddings": 100, "rope_parameters": rope}
     random_models.write(tmp_path, family, chosen)
     runner = TorchExecutor.load(
         str(tmp_path), device="cpu", dtype="fp32", threads=1, kv_bytes=24 << 20, compiled=False
@@ -38,7 +45,8 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
     assert isinstance(plain, TorchDecoder)
     by_triton = Attention(TRITON.plan_blocks, TRITON.paged_attention)
     plain._attention = by_triton
-    pools = runner._pools
+    pools, short = runner._pools, short_context(runner.fingerprint)
+    assert short == (100 if family == "phi3" else 0)
     graphed, draw = GraphedDecoder(plain, TRITON.plan_blocks), random.Random(1)
     tables, at = [], 0
     for context in CONTEXTS:
@@ -51,7 +59,9 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
             pool.data.normal_()
         for count in (3, 7, 2, 3, 1, 7):
             chosen_rows = draw.sample(range(len(CONTEXTS)), count)
-            queries = [StepRows([CONTEXTS[n]], tables[n]) for n in chosen_rows]
+            queries = [
+                StepRows([CONTEXTS[n]], tables[n], 0 < short <= CONTEXTS[n]) for n in chosen_rows
+            ]
             tokens = torch.tensor([draw.randrange(random_models.VOCABULARY) for _ in queries])
             before = [pool.data.clone() for pool in pools]
             expected = plain.hidden(tokens, queries, pools)

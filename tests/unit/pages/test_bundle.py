@@ -14,7 +14,14 @@ from common.pages import codec
 from common.pages.bundle import FORMAT, BundleHeader, BundleReader, Renaming, named
 from common.pages.chain import Chain
 from common.pages.codec import CorruptPage, Header
-from common.pages.identity import PAGE, page_ids, root_id
+from common.pages.identity import (
+    PAGE,
+    long_root,
+    root_id,
+    short_context,
+    text_pages,
+    with_short_context,
+)
 from common.pages.keys import PageKey
 from common.wire.sessions import Turn
 
@@ -49,9 +56,9 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
     return turns
 
 
-def chain(root: bytes, turns: list[Turn]) -> Chain:
+def chain(root: bytes, turns: list[Turn], short_context: int = 0) -> Chain:
     """The chain of some turns."""
-    made = Chain(root)
+    made = Chain(root, short_context)
     for one in turns:
         made.add(one)
     return made
@@ -77,20 +84,28 @@ def read(data: bytes, sizes: list[int]) -> list[tuple[Header, bytes]]:
     return found
 
 
-@given(conversations())
-def test_a_chain_is_what_its_turns_filled(turns: list[Turn]) -> None:
-    """It has every full page that was ever there, after its parent; the same under any root."""
+@given(conversations(), st.just(0) | st.integers(1, 5 * PAGE))
+def test_a_chain_is_what_its_turns_filled(turns: list[Turn], short: int) -> None:
+    """It has every full page that was ever there, after its parent; the same under any root.
+
+    Of a model with a short context these are the pages of each text while it was short, and while it was long.
+    """
+    fingerprint = with_short_context("0f", short)
+    here_root, there_root = root_id(fingerprint, "here"), root_id(fingerprint, "there")
     tokens: list[int] = []
     expected = set()
     for one in turns:
-        tokens = tokens[: one.history] + one.prompt + one.output
-        expected |= set(page_ids(HERE, tokens))
-    here, there = chain(HERE, turns), chain(THERE, turns)
+        prompt = tokens[: one.history] + one.prompt
+        tokens = prompt + one.output
+        for length in {len(prompt), min(max(short, len(prompt)), len(tokens)), len(tokens)}:
+            expected |= set(text_pages(fingerprint, "here", tokens[:length]))
+    assert short_context(fingerprint) == short
+    here, there = (chain(root, turns, short) for root in (here_root, there_root))
     assert set(here.places) == expected
     assert len(there.places) == len(here.places)
     for own, other in zip(here.places.values(), there.places.values(), strict=True):
         assert own.depth == other.depth
-        assert (own.parent == HERE) == (own.depth == 0)
+        assert (own.parent in (here_root, long_root(here_root))) == (own.depth == 0)
         assert own.depth == 0 or here.places[own.parent].depth == own.depth - 1
 
 

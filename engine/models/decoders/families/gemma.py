@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from common.errors import ConfigError
 from engine.models.decoders.families.plain import plain_decoder
 from engine.models.decoders.fields import ConfigFields
 from engine.models.decoders.rope import RopeSpec, read_rope
@@ -55,6 +56,11 @@ def parse_gemma3(fields: ConfigFields) -> DecoderSpec:
     # it knows no cap of scores, whatever the file says
     spec = _gemma(fields, every=fields.count("sliding_window_pattern"), rope=everywhere)
     ropes = tuple(everywhere if window is None else local for window in spec.windows)
+    if len({rope.short_context for rope in ropes if rope.short_context}) > 1:
+        raise ConfigError(
+            f"{fields.where}: rope_parameters change at {local.original} tokens in some layers and at "
+            f"{everywhere.original} in others; expected one original_max_position_embeddings"
+        )
     return dataclasses.replace(spec, ropes=ropes, qk_norm="head")
 
 

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: joined projections, a part of each head rotated, LongRoPE within the context first trained for."""
+"""Phi 3, 3.5 and 4: joined projections, a part of each head rotated, LongRoPE."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def plain_decoder(
         head_dim=head_dim,
         intermediate=fields.count("intermediate_size", most=_WIDTH),
         vocabulary=fields.count("vocab_size", most=_VOCABULARY),
-        positions=min(positions, rope.limit or positions),
+        positions=positions,
         epsilon=fields.epsilon(),
         activation=fields.activation(activation),
         ropes=(rope,) * layers,
