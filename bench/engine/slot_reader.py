@@ -43,7 +43,8 @@ class SlotReader:
         """
         tokens = [*prompt.tokens, *text[:-1]]
         for begin, end in prompt.spans:
-            self._place(prompt.tokens, begin, end, len(tokens))
+            if begin < end:
+                self._place(prompt.tokens, begin, end, len(tokens))
         placed = {at for begin, end in prompt.spans for at in range(begin, end)}
         positions = [at for at in range(len(tokens)) if at not in placed]
         return self._read(tokens, positions, len(text) - since)

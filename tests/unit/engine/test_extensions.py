@@ -362,7 +362,7 @@ async def _end(engine: DecoderEngine) -> None:
         engine.scheduler.check()
 
 
-class Served(NamedTuple):
+class TenantAnswer(NamedTuple):
     """An answer of a tenant: which texts its slot holds in turn, between a head and a question, and tokens for each."""
 
     tenant: str
@@ -373,8 +373,8 @@ class Served(NamedTuple):
 
 
 _TEXTS = [[40 + number] * length for number, length in enumerate((20, 31, 32, 70, 100))]
-SERVED = st.builds(
-    Served,
+TENANT_ANSWER = st.builds(
+    TenantAnswer,
     tenant=st.sampled_from(["a", "b"]),
     head=st.sampled_from([0, 5, 32, 64, 90]),
     slots=st.lists(st.integers(0, len(_TEXTS) - 1), min_size=1, max_size=4),
@@ -383,9 +383,9 @@ SERVED = st.builds(
 )
 
 
-@given(st.lists(SERVED, min_size=1, max_size=5))
+@given(st.lists(TENANT_ANSWER, min_size=1, max_size=5))
 def test_pages_of_a_slot_are_found_after_an_equal_prefix_within_the_tenant(
-    served: list[Served],
+    served: list[TenantAnswer],
 ) -> None:
     """A new answer and each replacement compute all pages but those whose whole prefix was computed for the tenant.
 
