@@ -24,7 +24,7 @@ _QUESTION_FIRST = (
 
 
 class SlotPrompt(NamedTuple):
-    """A prompt up to the answer; `spans` are the tokens of each passage, from and to, those at its edges left out."""
+    """A prompt up to the answer; `spans` are the tokens of each passage, from and to, those at its edges included."""
 
     tokens: list[int]
     spans: list[tuple[int, int]]
@@ -59,6 +59,6 @@ class SlotPrompts:
         for each in texts:
             begin = text.index(each, end)
             end = begin + len(each)
-            within = [at for at, (a, b) in enumerate(encoded.offsets) if begin <= a < b <= end]
+            within = [at for at, (a, b) in enumerate(encoded.offsets) if a < end and begin < b]
             spans.append((within[0], within[-1] + 1) if within else (0, 0))
         return SlotPrompt(encoded.ids, spans)
