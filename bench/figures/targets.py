@@ -194,7 +194,7 @@ def _slots() -> tuple[Figure, ...]:
     def computed(found: Found) -> str:
         rows = [row for row in _rows(found, "Answers of") if row["model"] == "S"]
         return ", ".join(
-            f"{row['place']}, {row['how']}: {row['computed a replacement']}" for row in rows
+            f"{row['place']}, {row['prompt']}: {row['computed a replacement']}" for row in rows
         )
 
     often, default = ("once", "before"), ("pipelined, every", "before")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +66,7 @@ class _Reading(NamedTuple):
 def run(options: BenchOptions) -> Body:
     """Let models read reports with passages at each place, then write answers whose passages are replaced."""
     body = Body()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="spillway-g1q-") as folder:
         executor = _loaded("spillway-demo", "fp32")
         shipped = _reading("S", executor, Path(folder), options)
@@ -83,8 +82,7 @@ def run(options: BenchOptions) -> Body:
 
 
 def _loaded(model: str, kind: str) -> TorchExecutor:
-    threads = min(2, len(os.sched_getaffinity(0)))
-    return TorchExecutor.load(model, device="cpu", dtype=kind, threads=threads, kv_bytes=BYTES)
+    return TorchExecutor.load(model, device="cpu", dtype=kind, threads=1, kv_bytes=BYTES)
 
 
 def _reading(name: str, executor: TorchExecutor, folder: Path, options: BenchOptions) -> _Reading:
