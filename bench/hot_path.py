@@ -83,6 +83,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "G2M": ("planner/load_simulation.py", *_TALK),
     "V5": ("services/vector_search/index", "services/vector_search/tuning"),
     "G1P": ("engine/models/retro", "models/retro"),
+    "G1Q": (*_DECODER, "models/demo", "models/retro", "services/router/text/passages.py"),
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,

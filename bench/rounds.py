@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from bench.pairs import BLOCK
 from bench.peak import Peak, Speed, still_blocks
 from loadgen import stats
 
+Name = TypeVar("Name", bound=str)
 Rate = Callable[[], Awaitable[float]]
 
 
@@ -44,7 +46,7 @@ class Rounds:
         return stats.paired_ratio(self.of(ours), self.of(theirs))
 
 
-def order(names: list[str], number: int) -> list[str]:
+def order(names: list[Name], number: int) -> list[Name]:
     """Return who comes when in a round: everybody is first equally often, and comes before and after everybody."""
     turned = number % len(names)
     found = names[turned:] + names[:turned]

@@ -55,6 +55,7 @@ SUITES = {
         Suite("V4", "Approximate hierarchical queues beside exact selections"),
         Suite("V4R", "The ratio of inference to retrieval units"),
         Suite("G1P", "The RETRO-type model: perplexity by interval and staleness, facts told"),
+        Suite("G1Q", "Passages in a prompt: their place, their shift, what replacing them costs"),
         Suite("G2", "Planned deployments: the thesis' cases, brute force, the order of batches"),
         Suite("G2M", "Planned deployments of this machine: predicted and measured"),
         Suite("F1", "kill -9 of any process under load"),

@@ -117,6 +117,8 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
              "the thesis, a simulation", "simulated, and in process"),
         Line("G1P", "a model that reads retrieved chunks: perplexity, facts told", "RETRO-type, 3.8M",
              "itself without retrieval, the thesis", PROCESS),
+        Line("G1Q", "passages in a prompt: before or after the question, shifted, replaced", "S, M",
+             "other places and ways", PROCESS),
         Line("X1", "text and logits equal transformers'", "small random ones", "transformers, fp32", PROCESS),
         Line("X2", "answers and KL with weights of 8 and 4 bits", _SHIPPED, "its own fp32, llama.cpp", PROCESS),
     ),

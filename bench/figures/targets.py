@@ -178,6 +178,53 @@ def _retro() -> tuple[Figure, ...]:
     )  # fmt: skip
 
 
+def _slots() -> tuple[Figure, ...]:
+    """Return the lines of G1Q: what S makes of passages by place and shift, and what replacing them computes."""
+
+    def perplexities(found: Found, *kinds: tuple[str, str]) -> str:
+        rows = _rows(found, "What S makes")
+        cells = [
+            row["perplexity"]
+            for passages, place in kinds
+            for row in rows
+            if row["passages"].startswith(passages) and row["place"] == place
+        ]
+        return " / ".join(cells)
+
+    def computed(found: Found) -> str:
+        rows = [row for row in _rows(found, "Answers of") if row["model"] == "S"]
+        return ", ".join(
+            f"{row['place']}, {row['prompt']}: {row['computed a replacement']}" for row in rows
+        )
+
+    often, default = ("once", "before"), ("pipelined, every", "before")
+    return (
+        Figure(
+            "G1Q", "S, perplexity: passages found as the text goes on / once", "< 1", "< 1",
+            lambda f: perplexities(f, default, often),
+            "S: passages found as the text goes on tell more than those found once",
+        ),
+        Figure(
+            "G1Q", "S, perplexity: passages before / after the question", "≤ 1", "≤ 1",
+            lambda f: perplexities(f, default, ("pipelined, every", "after")),
+            "S: passages before the question tell no less than after it",
+        ),
+        Figure(
+            "G1Q", "S, perplexity: passages of a stale query shifted / as found", "≤ 1", "≤ 1",
+            lambda f: perplexities(f, default, ("pipelined, not shifted", "before")),
+            "S: shifted passages of a stale query tell no less than as found",
+        ),
+        Figure(
+            "G1Q", "a prompt replaced and read anew: the same tokens", "always", "always",
+            lambda _found: "each answer compared", "a replaced prompt gives the tokens of one that is read anew",
+        ),
+        Figure(
+            "G1Q", "S: tokens computed a replacement", "those behind kept pages", "the same", computed,
+            "a replacement computes what comes after its first new token, and the rest of that page",
+        ),
+    )  # fmt: skip
+
+
 def _process(name: str, column: str, rival: str, goal: str) -> Figure:
     """Return the line of V1's lowest ratio in process of a column; `rival` is the column that names who it is to."""
 
@@ -633,6 +680,7 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: "thesis: " + ", ".join(row[-1] for row in _titled(f, "Figure 4.7")["rows"]),
     ),
     *_retro(),
+    *_slots(),
     Figure(
         "G2", "15 cells of figure 3.5c, percent of the time in retrieval: the furthest", "2 points", "1 point",
         lambda f: f"{f['samples']['figure 3.5c/furthest']:.2f} points", "figure 3.5c",

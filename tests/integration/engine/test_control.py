@@ -277,3 +277,30 @@ async def test_any_schedule(bus: Bus, desk: Desk, seed: int) -> None:
             assert len(found) == rule.most
     assert worker.no_page_held()
     await worker.stop()
+
+
+async def test_a_replaced_passage_is_found_by_its_tenant_alone(bus: Bus, desk: Desk) -> None:
+    """Passages that another answer had in the same prompt are not computed again, unless it was another tenant's.
+
+    The counters of tokens kept and computed say so, and those of found tokens in the results.
+    """
+    slot = Extend(number=1, start=40, removed=20, tokens=[*b"the same passage" * 6])
+    rule = ExtensionRule(every=8, most=1)
+    name = "spillway_prompt_extension_tokens_total"
+    async with running(bus) as worker:
+        for scope, cached, keeps in (
+            ("t", 0, 32),  # what is before the slot
+            ("t", 96, 40 + 96 + 40),  # all of it
+            ("another", 0, 32),
+            ("another", 96, 40 + 96 + 40),
+        ):
+            before = worker.value(name, how="kept"), worker.value(name, how="computed")
+            job = await desk.admit(work(PROMPT, max_new=16, extensions=rule, scope=scope))
+            assert await bus.control.send(job, slot) == "sent"
+            _, result = await desk.result(job)
+            assert result.cached_tokens == cached
+            more = worker.value(name, how="kept") - before[0]
+            assert more == keeps // 32 * 32
+            whole = 40 + 96 + 40 + 8
+            assert worker.value(name, how="computed") - before[1] == whole - more
+            assert worker.no_page_held()

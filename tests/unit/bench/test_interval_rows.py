@@ -10,7 +10,7 @@ from bench.simulation.piperag_published import INTERVALS
 from bench.suites import g1, g1s, g3
 
 
-def _whole(row: str, body: Body) -> None:
+def whole(row: str, body: Body) -> None:
     """Every line of a table has its columns, and every figure of the row reads the document."""
     for table in body.tables:
         assert all(len(line) == len(table["columns"]) for line in table["rows"])
@@ -27,7 +27,7 @@ def test_a_short_simulation_reaches_every_goal(tmp_path: Path) -> None:
     """The thesis' seconds and efforts come out; with fewer answers the margin still keeps late searches few."""
     body = g1s.run(BenchOptions(quick=True, setup_dir=tmp_path))
 
-    _whole("G1S", body)
+    whole("G1S", body)
     assert set(body.met.values()) == {"goal"}
     published, efforts, intervals, hardware, noise = body.tables
     assert [row[2] for row in published["rows"]] == ["14.82", "12.33", "11.04"]
@@ -41,7 +41,7 @@ def test_the_engine_takes_the_steps_that_are_simulated(tmp_path: Path) -> None:
     """The engine, whose sequences stop and go on in batches, needs exactly the steps and batches of the simulation."""
     body = g3.run(BenchOptions(quick=True, setup_dir=tmp_path))
 
-    _whole("G3", body)
+    whole("G3", body)
     assert set(body.met.values()) == {"goal"}
     figure, limits, engine = body.tables
     assert len(figure["rows"]) == 8

@@ -370,3 +370,70 @@ async def _end(engine: DecoderEngine) -> None:
     while not engine.idle:
         await engine.step()
         engine.scheduler.check()
+
+
+class TenantAnswer(NamedTuple):
+    """An answer of a tenant: which texts its slot holds in turn, between a head and a question, and tokens for each."""
+
+    tenant: str
+    head: int
+    slots: list[int]
+    question: int
+    tokens: int
+
+
+_TEXTS = [[40 + number] * length for number, length in enumerate((20, 31, 32, 70, 100))]
+TENANT_ANSWER = st.builds(
+    TenantAnswer,
+    tenant=st.sampled_from(["a", "b"]),
+    head=st.sampled_from([0, 5, 32, 64, 90]),
+    slots=st.lists(st.integers(0, len(_TEXTS) - 1), min_size=1, max_size=4),
+    question=st.sampled_from([1, 30, 40]),
+    tokens=st.integers(1, 40),
+)
+
+
+@given(st.lists(TENANT_ANSWER, min_size=1, max_size=5))
+def test_pages_of_a_slot_are_found_after_an_equal_prefix_within_the_tenant(
+    served: list[TenantAnswer],
+) -> None:
+    """A new answer and each replacement compute all pages but those whose whole prefix was computed for the tenant.
+
+    So one tenant's passages, and the same passage behind another text, are computed again.
+    """
+    scheduler = Scheduler(shape(1000, [None]), StepLimits(512, 8))
+    computed: set[tuple[str, tuple[int, ...]]] = set()  # prefixes of full pages, by tenant
+    found = 0
+
+    def missing(tenant: str, tokens: Sequence[int]) -> int:
+        pages = range(1, (len(tokens) - 1) // PAGE + 1)  # the last token's page is computed always
+        known = sum((tenant, tuple(tokens[: page * PAGE])) in computed for page in pages)
+        return len(tokens) - known * PAGE
+
+    def step(tenant: str, sequence: TokenSequence) -> int:
+        (part,) = scheduler.step()
+        scheduler.commit(part, 7 if part.draws else None)
+        tokens = sequence.tokens()
+        for page in range(1, (sequence.length - 1) // PAGE + 1):
+            computed.add((tenant, tuple(tokens[: page * PAGE])))
+        return len(part.positions)
+
+    for order, answer in enumerate(served):
+        prompts = [
+            [1] * answer.head + _TEXTS[slot] + [2] * answer.question for slot in answer.slots
+        ]
+        tenant, root = answer.tenant, root_id("0f", answer.tenant)
+        sequence = TokenSequence("j", 0, order, prompts[0], root=root, most=500)
+        scheduler.add(sequence)
+        expected = missing(tenant, prompts[0])
+        assert step(tenant, sequence) == expected
+        assert sequence.cached == len(prompts[0]) - expected
+        for prompt in prompts[1:]:
+            for _ in range(answer.tokens):
+                step(tenant, sequence)
+            expected = missing(tenant, [*prompt, *sequence.output])
+            assert scheduler.rewrite(sequence, prompt) == expected
+            found += sequence.length - expected
+            assert step(tenant, sequence) == expected
+        scheduler.drop([sequence])
+    event(f"pages found by a replacement: {min(found // PAGE, 5)}")
