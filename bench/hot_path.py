@@ -94,6 +94,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "N2": (*_DECODER, *_COST), "H1": _TALK, "H2": _ALL, "T1": _TALK, "P1": _TURNS, "P2": _TURNS, "P3": _TURNS,
     "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_TEXTS),
     "W2": (*_COST, *_TEXTS), "W3": (*_COST, *_TEXTS), "F6": ("services/router",),
+    "F1R": (*_CHAT, *_EMBED, *_SEARCH),
     "G1": (*_CHAT, *_EMBED, *_SEARCH, "engine/models/retro"), "G1S": ("planner/pipelined_retrieval.py",),
     "G3": ("planner/iterative_batches.py", *_DECODER),
 }  # fmt: skip

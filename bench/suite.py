@@ -69,6 +69,7 @@ SUITES = {
         Suite("F1C", "kill -9 of any process under chat"),
         Suite("F1A", "kill -9 of any process under everything at once"),
         Suite("F1P", "kill -9 of any process under conversations, with every tier of pages"),
+        Suite("F1R", "kill -9 of any process under answers that retrieve while they are written"),
         Suite("F2C", "Cancel and disconnect of streams"),
         Suite("F4C", "SIGTERM with streams in flight"),
         Suite("Q1", "Grounded answers of the shipped model over HTTP"),

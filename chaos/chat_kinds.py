@@ -49,11 +49,38 @@ class ChatKind:
     async def ask(
         self, clients: Clients, body: dict[str, Any], done: Done, key: str
     ) -> StreamedAnswer:
-        """Ask under faults, noting every moment at which a piece came."""
-        answer = await clients.chat.ask(body, key=key)
+        """Ask under faults, noting every moment at which a piece came, and each retrieval as it is told."""
+
+        def seen(answer: StreamedAnswer) -> None:
+            done.retrievals = (answer.retrieval or {}).get("retrievals", [])
+
+        answer = await clients.chat.ask(body, key=key, seen=seen)
         done.beats_s += [*answer.at_s, time.monotonic()]
         done.tries += answer.tries
         return answer
+
+
+@dataclass
+class PooledChat(ChatKind):
+    """Questions out of a `pool` of bodies with their undisturbed answers, which every answer must equal."""
+
+    count: int = 6
+    pool: list[tuple[dict[str, Any], Known]] = field(default_factory=list)
+
+    async def once(self, clients: Clients, number: int, done: Done) -> str:
+        """Ask one question of the pool."""
+        body, known = self.pool[number % len(self.pool)]
+        answer = await self.ask(clients, body, done, done.key)
+        return self.comparison.judge(done.key, known, answer)
+
+    async def audit(self, clients: Clients) -> list[str]:
+        """Ask every question once more."""
+        wrong = []
+        for number in range(len(self.pool)):
+            done = Done(self.name, f"audit-{self.name}-{number}", time.monotonic())
+            verdict = await self.once(clients, number, done)
+            wrong += [f"{self.name}: question {number}: {verdict}"] if verdict != "ok" else []
+        return wrong
 
 
 @dataclass

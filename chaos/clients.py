@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from spillway_client import (
     APIConnectionError,
@@ -34,7 +34,8 @@ class Done:
     """One operation: when it was first sent and when it ended (monotonic), and how.
 
     `beats_s` are the moments at which a part of its answer came; `answered_s` is when all of it had, if something
-    follows that takes long by itself. It is `pausing` while its client asks for nothing.
+    follows that takes long by itself. It is `pausing` while its client asks for nothing. `retrievals` are those that
+    its client has been told of by now.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Done:
     beats_s: list[float] = field(default_factory=list)
     answered_s: float = 0.0
     pausing: bool = False
+    retrievals: list[dict[str, Any]] = field(default_factory=list)
 
     def silence_s(self, since: float) -> float:
         """Return the longest time after `since` in which its client heard nothing; it must have ended."""

@@ -1,7 +1,7 @@
 """The command line every fault run shares: `python -m chaos.<id> --kills N --seed S --json FILE`.
 
 With `--chat` it is the same row for chat, where there is one; with `--all` for everything at once, with `--pages` for
-conversations whose pages are in every tier.
+conversations whose pages are in every tier, with `--pipelined` for answers whose passages are found anew.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main(identifier: str, argv: list[str]) -> int:
         ("--chat", "C", "F1C, F2C, F4C"),
         ("--all", "A", "F1A"),
         ("--pages", "P", "F1P"),
+        ("--pipelined", "R", "F1R"),
     ):
         about = f"the row for {flag[2:]}: {rows}"
         which.add_argument(

@@ -15,7 +15,8 @@ CLOSE = 1e-3
 class Known:
     """One answer of the undisturbed run: its text, its end, and each token's bytes and top-2 gap.
 
-    `gaps` are differences of log probabilities, which are those of logits; `greedy` is how it was drawn.
+    `gaps` are differences of log probabilities, which are those of logits; `greedy` is how it was drawn. `retrievals`
+    say what an answer whose passages were found anew was given after which token, for which query.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Known:
     gaps: tuple[float, ...] = ()
     passages: tuple[tuple[str, int, int], ...] = ()
     citations: tuple[tuple[int, str], ...] = ()
+    retrievals: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Comparison:
             return "; ".join(answer.wrong[:3])
         if known.passages and passages(answer) != known.passages:
             return f"passages {passages(answer)}, known {known.passages}"
+        if retrievals(answer) != known.retrievals:
+            return f"retrievals {retrievals(answer)}, known {known.retrievals}"
         self.sequences += 1
         found = difference(key, known, answer.text)
         if found is not None:
@@ -108,6 +112,7 @@ def known_of(answer: StreamedAnswer, *, greedy: bool) -> Known:
         gaps=tuple(_gap(each) for each in answer.logprobs),
         passages=passages(answer),
         citations=citations(answer),
+        retrievals=retrievals(answer),
     )
 
 
@@ -125,3 +130,12 @@ def passages(answer: StreamedAnswer) -> tuple[tuple[str, int, int], ...]:
 def citations(answer: StreamedAnswer) -> tuple[tuple[int, str], ...]:
     """Return an answer's citations: index and document."""
     return tuple((each["index"], each["document_id"]) for each in answer.citations)
+
+
+def retrievals(answer: StreamedAnswer) -> tuple[tuple[Any, ...], ...]:
+    """Return an answer's retrievals: the tokens before it and before its query, and the passages before and after."""
+    every = (answer.retrieval or {}).get("retrievals") or ()
+    return tuple(
+        (each["at_token"], each["query_at"], tuple(each["passages"]), tuple(each["replaced"]))
+        for each in every
+    )

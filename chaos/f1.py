@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,10 +136,10 @@ class Storm:
         """Return the operations that wait for an answer now: a client between two turns waits for none."""
         return [done for done in self.open.values() if not done.pausing]
 
-    async def until_open(self, count: int) -> None:
-        """Return at a moment at which `count` clients wait for an answer; TimeoutError if none comes in time."""
+    async def until_open(self, count: int, ready: Callable[[Done], bool]) -> None:
+        """Return at a moment at which `count` clients wait for answers that are `ready`; TimeoutError if none comes."""
         async with asyncio.timeout(OPEN_WITHIN_S):
-            while len(self.waiting) < count:  # noqa: ASYNC110 - a pause within an operation has no event
+            while sum(map(ready, self.waiting)) < count:  # noqa: ASYNC110 - a pause within an operation has no event
                 await asyncio.sleep(0.001)
 
     async def _loop(self, kind: Kind) -> None:
@@ -247,7 +247,9 @@ async def _kill_all(
         await mesh.wait_ready(victim, 90)
         await asyncio.sleep(rng.uniform(*plan.pause_s))
         await counts.keep(mesh, victim)
-        await storm.until_open(plan.open)
+        await storm.until_open(plan.open, plan.scene.ready)
+        if (stage := plan.scene.during.get(victim)) is not None:
+            await stages.meet(mesh, victim, stage)
         if plan.overlap:
             mesh.kill(victim)
             yield Kill(victim, len(storm.waiting))

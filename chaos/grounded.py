@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from chaos.chat_kinds import ChatKind, asked
-from chaos.clients import Clients, Done
-from chaos.compare import Known
+from chaos.chat_kinds import PooledChat, asked
+from chaos.clients import Clients
 from chaos.kinds import SCORE
 from loadgen import bodies
 
@@ -19,12 +17,10 @@ K = 3
 
 
 @dataclass
-class Grounded(ChatKind):
+class Grounded(PooledChat):
     """Questions on a collection that does not change; only those whose passages are clearly ranked are asked."""
 
     name: ClassVar[str] = "grounded"
-    count: int = 6
-    pool: list[tuple[dict[str, Any], Known]] = field(default_factory=list)
 
     async def prepare(self, clients: Clients) -> None:
         """Store 60 documents and ask every question of the pool alone."""
@@ -48,18 +44,3 @@ class Grounded(ChatKind):
                 raise RuntimeError(f"undisturbed: {len(known.passages)} passages of {K}")
             self.pool.append((body, known))
         raise RuntimeError("no question has clearly ranked passages")
-
-    async def once(self, clients: Clients, number: int, done: Done) -> str:
-        """Ask one question of the pool."""
-        body, known = self.pool[number % len(self.pool)]
-        answer = await self.ask(clients, body, done, done.key)
-        return self.comparison.judge(done.key, known, answer)
-
-    async def audit(self, clients: Clients) -> list[str]:
-        """Ask every question once more."""
-        wrong = []
-        for number in range(len(self.pool)):
-            done = Done(self.name, f"audit-grounded-{number}", time.monotonic())
-            verdict = await self.once(clients, number, done)
-            wrong += [f"grounded: question {number}: {verdict}"] if verdict != "ok" else []
-        return wrong

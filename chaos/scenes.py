@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from bench.mesh import processes
 from bench.mesh.processes import Service
 from chaos.chat_kinds import Conversation, Stream
+from chaos.clients import Done
 from chaos.grounded import Grounded
 from chaos.kinds import Embed, Ingest, Kind, Parcels, Search
+from chaos.pipelined import Pipelined, amid_retrievals
+from chaos.stages import Stage
 from chaos.tiers import SMALL
 
 SIMULATED = ("--device", "sim", "--beta", "0.01")
 SIMULATED_CHAT = ("--device", "sim", "--beta", "0.005")
+SIMULATED_SLOWLY = (
+    "--device",
+    "sim",
+    "--beta",
+    "0.02",
+)  # so that several are met between retrievals
 REAL = ("--device", "cpu")
 
 
@@ -21,7 +30,8 @@ REAL = ("--device", "cpu")
 class Scene:
     """One run's processes and load; `env` is told to all of them.
 
-    `another` are the victims beside which one more of the kind lives, or without which nobody waits.
+    `another` are the victims beside which one more of the kind lives, or without which nobody waits. A kill waits for
+    operations that are `ready` for it; a victim of `during` is stopped before, until a job of that kind waits for it.
     """
 
     name: str
@@ -30,6 +40,8 @@ class Scene:
     services: Callable[[bool], list[Service]]
     kinds: Callable[[bool], list[Kind]]
     env: Mapping[str, str] = field(default_factory=dict)
+    ready: Callable[[Done], bool] = lambda _done: True
+    during: Mapping[str, Stage] = field(default_factory=dict)
 
     @property
     def beside(self) -> frozenset[str]:
@@ -48,8 +60,8 @@ def _embedding_services(simulated: bool) -> list[Service]:
     ]
 
 
-def _chat_services(simulated: bool) -> list[Service]:
-    device = SIMULATED_CHAT if simulated else REAL
+def _chat_services(simulated: bool, simulation: tuple[str, ...] = SIMULATED_CHAT) -> list[Service]:
+    device = simulation if simulated else REAL
     return [
         processes.router("router-1"),
         processes.router("router-2"),
@@ -108,6 +120,17 @@ CHAT = Scene(
     _chat_services,
     _chat_kinds,
     SMALL,
+)
+# A router dies between two retrievals, a worker after passages were replaced, the search during a later retrieval.
+PIPELINED = Scene(
+    "pipelined",
+    ("router-1", "router-2", "gpu_worker-1", "gpu_worker-2", "vector_search"),
+    CHAT.another,
+    lambda simulated: _chat_services(simulated, SIMULATED_SLOWLY),
+    lambda simulated: [Pipelined(count=2 if simulated else 8)],
+    {"SPILLWAY_DTYPE": "fp32"},
+    ready=amid_retrievals,
+    during={"vector_search": "later search"},
 )
 # The same tokens whatever happens to their pages: exact mode, and long conversations only. Never simulated.
 CONVERSATIONS = Scene(

@@ -18,10 +18,16 @@ from chaos.clients import Clients
 from chaos.grounded import Grounded
 from loadgen.chat.answer import StreamedAnswer
 
-Stage = Literal["embed", "search", "generate"]
+Stage = Literal["embed", "search", "generate", "later search"]
 # The kill of a generation waits for its first token instead: its worker must run.
 HELD: dict[Stage, str] = {"embed": "gpu_worker", "search": "vector_search", "generate": ""}
 VICTIM = "router-1"
+WITHIN_S = 30.0
+# The keys of a stage's jobs. Those of an answer's later retrievals have the number of theirs in their names.
+_KEYS: dict[Stage, str] = {
+    "embed": "{embed[./]*:job:*", "search": "{search[./]*:job:*", "generate": "{generate[./]*:job:*",
+    "later search": "{search[./]*:job:*.r*search.*",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -60,6 +66,14 @@ async def run(rounds: int, mesh: LocalMesh, clients: Clients, kind: Grounded) ->
     return found
 
 
+async def meet(mesh: LocalMesh, name: str, stage: Stage) -> None:
+    """Stop a process, and return once a new job of a stage is there, which waits for it; TimeoutError if none comes."""
+    before = await _jobs(mesh, stage)
+    mesh.kill(name, signal.SIGSTOP)
+    async with asyncio.timeout(WITHIN_S):
+        await _until_new(mesh, stage, before)
+
+
 async def _kill(
     mesh: LocalMesh, clients: Clients, kind: Grounded, stage: Stage, number: int
 ) -> StageKill:
@@ -77,7 +91,7 @@ async def _kill(
     key = f"stage-{stage}-{number}"
     task = asyncio.create_task(clients.chat.ask(body, key=key, first=0, seen=seen))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             await (streaming.wait() if stage == "generate" else _until_new(mesh, stage, before))
         pid, at = mesh.kill(VICTIM), time.monotonic()
     finally:
@@ -98,7 +112,7 @@ async def _jobs(mesh: LocalMesh, stage: Stage) -> set[str]:
     """Return the jobs of a stage that the bus knows."""
     client = redis.asyncio.from_url(mesh.redis_url, decode_responses=True)
     try:
-        keys = client.scan_iter(match=f"{{{stage}[./]*:job:*", count=1000)
+        keys = client.scan_iter(match=_KEYS[stage], count=1000)
         return {str(key) async for key in keys}
     finally:
         await client.aclose()

@@ -9,15 +9,16 @@ import json
 import sys
 from typing import Any
 
+import msgspec
+
 from cli.bus_access import add_place, with_bus
 from common.bus import Bus, NewJob, Notifications
 from common.errors import ConfigError
 from common.ids import Family, family_of, job_id, ulid
 from common.registry.dead_letters import DeadLetters
 from common.wire.jobs import GenerateWork, decode_work
-from common.wire.message import BadMessage
+from common.wire.message import BadMessage, encode
 from common.wire.registry import DeadLetter
-from common.wire.sessions import SessionTurn
 
 HELP = "list, show and replay convicted jobs"
 
@@ -105,23 +106,34 @@ def _classes(family: Family) -> tuple[str, ...]:
     return known.get(kind, ("gpu", "cpu"))
 
 
-def _turn(letter: DeadLetter) -> SessionTurn | None:
-    """Return the session's turn that a job was, if it was one: it is tried again as that turn, or not at all."""
+def _generation(letter: DeadLetter) -> GenerateWork | None:
+    """Return the generation that a job was, if it was one that can be read."""
     with contextlib.suppress(BadMessage):
         work = decode_work(letter.payload)
-        return work.turn if isinstance(work, GenerateWork) else None
+        return work if isinstance(work, GenerateWork) else None
     return None
+
+
+def _payload(letter: DeadLetter, work: GenerateWork | None) -> bytes:
+    """Return what the job asks for when it is tried again.
+
+    The passages of a grounded answer are found by its request, which is over: a generation that waited for them at
+    its boundaries would wait until its deadline. So it is written from those that it began with.
+    """
+    if work is None or work.extensions is None:
+        return letter.payload
+    return encode(msgspec.structs.replace(work, extensions=None))
 
 
 async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     if letter.code == "bad_entry":
         sys.stderr.write(f"spillway: {letter.job} cannot be replayed: its entry was no job\n")
         return 1
-    family = family_of(letter.job)
-    job = NewJob(job_id(family, ulid()), letter.payload, letter.items, letter.tokens)
+    family, work = family_of(letter.job), _generation(letter)
+    job = NewJob(job_id(family, ulid()), _payload(letter, work), letter.items, letter.tokens)
     router = f"cli-{ulid()}"
     deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
-    turn = _turn(letter)
+    turn = work.turn if work else None  # tried again as that turn of its session, or not at all
     journal = Notifications(bus.connection, router)
     await journal.start()
     try:
@@ -141,6 +153,8 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
         event = await journal.end(job.id, deadline_ms)
     finally:
         await journal.stop()
+    if work and work.extensions:
+        print("written from the passages it began with; later ones were found by its request")
     print(f"{job.id}  {event.kind}" + (f"  {event.code}: {event.message}" if event.code else ""))
     if event.kind != "result":
         return 1

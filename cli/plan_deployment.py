@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from cli.deployment_check import run_write
 from cli.quantities import count, number
+from cli.trace import read as read_trace
+from common.cost import fleet
 from common.errors import ConfigError
 from planner import front_plot
 from planner.deployment import DeploymentPlan, read_plan, write_plan
-from planner.explanation import batching, explain, placement
+from planner.explanation import batching, explain, placement, spread
 from planner.front_plot import FrontPoint
 from planner.goals import Choice, Goals, Prices, choose, within
 from planner.inventory import read_inventory
@@ -29,11 +31,12 @@ VERB = "deployment"
 HELP = "placement, allocation and batches of a pipeline: what is best, and what reaches your goals at the least cost"
 GOALS, PRICES = ("ttft_ms", "tpot_ms", "qps"), ("chip", "host")
 MOST_BYTES, MOST_BATCH, MOST_SHOWN = 16 << 20, 1 << 14, 20
+BUSIEST_S = 10.0  # of a recorded load, by whose rate is planned
 T = TypeVar("T")
 
 
 class _Found(NamedTuple):
-    """What was planned: where it was searched, the goals, the front, and the choice."""
+    """What was planned: where it was searched, the goals, the front, the choice, and the recorded load in words."""
 
     space: SearchSpace
     goals: Goals
@@ -41,6 +44,7 @@ class _Found(NamedTuple):
     front: list[RagSchedule]
     choice: Choice
     kept: int
+    load: str
 
 
 def add(verbs: Any) -> None:
@@ -52,6 +56,10 @@ def add(verbs: Any) -> None:
     option(
         "--goal", action="append", default=[], metavar="NAME=N",
         help=f"what shall be reached, any of {', '.join(GOALS)}",
+    )  # fmt: skip
+    option(
+        "--trace", type=Path, metavar="FILE",
+        help=f"a recorded load, as `spillway cost` reads it: its busiest {BUSIEST_S:g} s are the goal qps",
     )  # fmt: skip
     option(
         "--price", action="append", default=[], metavar="NAME=N",
@@ -93,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     running = _read(args.running, read_plan) if args.running else None
     try:
         found = _plan(args, levers)
-        plan = deployment(found.space, found.choice.schedule, levers) if args.out else None
+        plan = None
+        if args.out:
+            plan = deployment(found.space, found.choice.schedule, levers, found.front)
     except PlanInputError as error:
         raise ConfigError(str(error)) from None
     lines = [*_lines(found, fully=args.explain)]
@@ -116,6 +126,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
     goals, prices = _goals(args.goal), _prices(args.price)
+    load = ""
+    if args.trace:
+        if goals.qps:
+            raise ConfigError("--trace and --goal qps are given; expected one of them")
+        goals, load = _as_recorded(goals, args.trace)
     most = {
         name: count(f"--most-batch {name}", text, most=MOST_BATCH)
         for name, text in _pairs("--most-batch", args.most_batch, STAGES)
@@ -141,7 +156,7 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
             f"{args.inventory}: nothing fits: no division of {inventory.chips} {inventory.resource}s and "
             f"{inventory.hosts} hosts holds every model and the vectors; expected more of them, or more memory"
         )
-    return _Found(space, goals, prices, front(within(every, goals)), choice, len(every))
+    return _Found(space, goals, prices, front(within(every, goals)), choice, len(every), load)
 
 
 def _read(path: Path, reader: Callable[[bytes, str], T]) -> T:
@@ -179,6 +194,19 @@ def _goals(given: Sequence[str]) -> Goals:
     return Goals(qps=found.get("qps", 0.0), **limits)
 
 
+def _as_recorded(goals: Goals, path: Path) -> tuple[Goals, str]:
+    """Return goals with the rate of a recorded load's busiest seconds, and that load in words."""
+    trace = read_trace(path)
+    window_s = min(BUSIEST_S, max(1.0, trace.times_s[-1]))
+    load = fleet.load(trace.times_s, trace.counts, window_s)
+    rate = load.peak / window_s
+    words = (
+        f"{path.name}: {load.queries:,} requests in {load.duration_s:.4g} s, {load.rate:.3g} a second on average; "
+        f"{rate:.3g} in the busiest {window_s:g} s, which is the goal"
+    )
+    return goals._replace(qps=rate), words
+
+
 def _prices(given: Sequence[str]) -> Prices:
     return Prices()._replace(
         **{
@@ -214,10 +242,12 @@ def _lines(found: _Found, *, fully: bool) -> Iterator[str]:
         f"{schema.name or 'pipeline'}: {', '.join(schema.stages)}; up to {inventory.chips} {unit}, {inventory.hosts} "
         f"{hosts}; times {'measured' if inventory.profile else 'by the roofline model'}"
     )
+    if found.load:
+        yield found.load
     yield ""
     rate = f"req/s a {inventory.resource}"
     yield f"{'first token ms':>15}{rate:>14}{'req/s':>10}{'token ms':>10}{unit:>8}  placement"
-    for each in _shown(found.front):
+    for each in spread(found.front, MOST_SHOWN):
         mark = "*" if each == found.choice.schedule else " "
         yield (
             f"{mark}{1e3 * each.ttft_s:>14.4g}{each.qps_per_chip:>14.4g}{each.qps:>10.4g}{1e3 * each.tpot_s:>10.4g}"
@@ -240,14 +270,6 @@ def _headline(found: _Found) -> str:
     if found.goals == Goals():
         return f"most requests for their price (no goal is given), at {cost}:"
     return f"cheapest that reaches the goals, at {cost}:"
-
-
-def _shown(schedules: Sequence[RagSchedule]) -> list[RagSchedule]:
-    """Return at most so many of a front, spread over it, both ends among them."""
-    if len(schedules) <= MOST_SHOWN:
-        return list(schedules)
-    last = len(schedules) - 1
-    return [schedules[round(place * last / (MOST_SHOWN - 1))] for place in range(MOST_SHOWN)]
 
 
 def _document(found: _Found) -> dict[str, Any]:

@@ -32,6 +32,16 @@ Share = Literal["auto"] | Count
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
+# What a plan's schedule should give, then the front that it was chosen from.
+_RATE = r"[0-9][0-9.e+-]{0,23}"
+_POINT = rf"{_RATE}:{_RATE}:[1-9][0-9]{{0,6}}:{_RATE}:[a-z0-9_+: ]{{0,200}}"
+PlannedFront = Annotated[
+    str,
+    Meta(
+        pattern=rf"^((chip|core);{_POINT}(,{_POINT}){{0,32}})?\Z",
+        description="chip; or core; and points with commas, each ttft_s:qps:chips:tpot_s:placement",
+    ),
+]
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +101,8 @@ class RouterConfig(PagesConfig, frozen=True):
     public_openapi: bool = False
     # Batches and their seconds that the deployment's plan reckons with: kind:items:tokens=seconds, with commas.
     planned_costs: str = ""
+    # What the plan's schedule should give, and the front that it was chosen from; the dashboard draws them.
+    planned_front: PlannedFront = ""
 
 
 class WorkerConfig(PagesConfig, frozen=True):
@@ -196,8 +208,9 @@ def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
     try:
         found = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ValueError) as error:
-        words = _words(kind)
+        words, about = _words(kind), _about(kind)
         expected = f"expected one of {', '.join(words)}" if words else _clip(str(error))
+        expected = f"expected {about}" if about else expected
         raise ConfigError(f"{source} is {_shown(value)}: {expected}") from error
     if isinstance(found, float) and not math.isfinite(found):
         raise ConfigError(f"{source} is {_shown(value)}: expected a finite number")
@@ -212,6 +225,13 @@ def _words(kind: Any) -> list[str]:
         f"{meta.ge} to {meta.le}" for arm in arms for meta in getattr(arm, "__metadata__", ())
     ]
     return [*words, *ranges] if words else []
+
+
+def _about(kind: Any) -> str:
+    """Return what a kind says of itself; "" if its pattern has to do."""
+    return next(
+        (each.description for each in getattr(kind, "__metadata__", ()) if each.description), ""
+    )
 
 
 def _shown(value: Any) -> str:

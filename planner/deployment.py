@@ -23,6 +23,10 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9_]{0,62})?\Z")]
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^SPILLWAY_[A-Z0-9_]+\Z")]
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+_Stage = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,62}\Z")]
+MOST_FRONT, MOST_PLACEMENT = 32, 200  # points of a front that a plan keeps, letters of a placement
+MOST_CHIPS = 1 << 20
+_Placement = Annotated[str, msgspec.Meta(pattern=rf"^[a-z0-9_+: ]{{0,{MOST_PLACEMENT}}}\Z")]
 
 
 class PlanError(ValueError):
@@ -97,9 +101,9 @@ class PlacementGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `allocation` is how many units of the `resource` the group has; `service` the entry that runs it, by its label.
     """
 
-    stages: Annotated[list[_Word], msgspec.Meta(min_length=1)]
+    stages: Annotated[list[_Stage], msgspec.Meta(min_length=1)]
     resource: Literal["chip", "core", "server"]
-    allocation: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    allocation: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHIPS)]
     batches: dict[str, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]]
     service: str = ""
 
@@ -112,6 +116,23 @@ class PlannedPerformance(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tpot_s: _Seconds = 0.0
     qps_per_chip: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     binds: str = ""
+
+
+class PlannedPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one schedule gives on the chips that it is charged; `placement` names its groups and their units.
+
+    A placement is written as `embed+prefix+decode:2 retrieval:1`.
+    """
+
+    ttft_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    qps: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+    chips: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHIPS)]
+    tpot_s: _Seconds = 0.0
+    placement: _Placement = ""
+
+    def __str__(self) -> str:
+        """Return the point as the router's SPILLWAY_PLANNED_FRONT has it: ttft_s:qps:chips:tpot_s:placement."""
+        return f"{self.ttft_s:.4g}:{self.qps:.4g}:{self.chips}:{self.tpot_s:.4g}:{self.placement}"
 
 
 class PlannedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,13 +148,18 @@ class PlannedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A deployment as computed: the machine it was made for, its services, its schedule and what it should give."""
+    """A deployment as computed: the machine it was made for, its services, its schedule and what it should give.
+
+    `front` holds the schedules that the plan's was chosen among: no other has an earlier first token and more
+    requests/s a chip.
+    """
 
     machine: MachineFingerprint
     services: Annotated[list[PlannedService], msgspec.Meta(min_length=1)]
     predicted: PlannedPerformance
     schedule: list[PlacementGroup] = []
     costs: list[PlannedCost] = []
+    front: Annotated[list[PlannedPoint], msgspec.Meta(max_length=MOST_FRONT)] = []
     version: Literal[1] = VERSION
 
     @property
@@ -145,11 +171,39 @@ class DeploymentPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the costs as the router's SPILLWAY_PLANNED_COSTS has them: kind:items:tokens=seconds, with commas."""
         return ",".join(f"{c.kind}:{c.items}:{c.tokens}={c.seconds:.6g}" for c in self.costs)
 
+    def point(self) -> PlannedPoint | None:
+        """Return what the plan's own schedule should give; None where the plan does not say it of its chips."""
+        given = self.predicted
+        if not given.ttft_s or not given.qps or not given.qps_per_chip:
+            return None
+        chips = max(1, round(min(given.qps / given.qps_per_chip, MOST_CHIPS)))
+        groups = [f"{'+'.join(each.stages)}:{each.allocation}" for each in self.schedule]
+        placement = " ".join(groups)[:MOST_PLACEMENT]
+        return PlannedPoint(given.ttft_s, given.qps, chips, given.tpot_s, placement)
+
+    def planned_front(self) -> str:
+        """Return unit;point,point… as the router's SPILLWAY_PLANNED_FRONT has it: the plan's own, then the front's.
+
+        The unit is what a rate is divided by, chip or core. "" where the plan has no point of its own.
+        """
+        own = self.point()
+        if own is None:
+            return ""
+        unit = next((each.resource for each in self.schedule if each.resource != "server"), "chip")
+        return f"{unit};{','.join(map(str, [own, *self.front]))}"
+
     def environment(self, entry: PlannedService) -> dict[str, str]:
-        """Return all variables of an entry's replicas: a router's hold the costs too; PlanError on two values."""
+        """Return all variables of an entry's replicas; PlanError on two values.
+
+        A router's hold the costs and the front, too: what it watches, and what its dashboard draws.
+        """
         found = entry.environment()
-        if entry.service == "router" and self.costs:
-            found["SPILLWAY_PLANNED_COSTS"] = self.planned_costs()
+        if entry.service == "router":
+            told = {
+                "SPILLWAY_PLANNED_COSTS": self.planned_costs(),
+                "SPILLWAY_PLANNED_FRONT": self.planned_front(),
+            }
+            found |= {name: value for name, value in told.items() if value}
         return found
 
     def of_service(self, service: ServiceName) -> list[PlannedService]:

@@ -31,6 +31,14 @@ def batching(space: SearchSpace, schedule: RagSchedule) -> str:
     return f"{said}, later retrievals {schedule.again}" if schedule.again else said
 
 
+def spread(schedules: Sequence[RagSchedule], most: int) -> list[RagSchedule]:
+    """Return at most so many of a front, two or more, spread over it, both ends among them."""
+    if len(schedules) <= most:
+        return list(schedules)
+    last = len(schedules) - 1
+    return [schedules[round(place * last / (most - 1))] for place in range(most)]
+
+
 def explain(space: SearchSpace, choice: Choice, goals: Goals, *, fully: bool) -> Iterator[str]:
     """Yield the lines that explain a choice; `fully` also every part's rate, and the levers on what binds."""
     schedule = choice.schedule

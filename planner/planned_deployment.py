@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from planner.deployment import (
+    MOST_FRONT,
     DeploymentPlan,
     MachineFingerprint,
     PlacementGroup,
     PlannedPerformance,
+    PlannedPoint,
     PlannedService,
     check_plan,
 )
+from planner.explanation import placement, spread
 from planner.inventory import Inventory
 from planner.levers import PlanLever
 from planner.rag_schema import PlanInputError, RAGSchema
@@ -21,9 +24,15 @@ ENCODER = "encoder"  # the entry of a worker that generates nothing
 
 
 def deployment(
-    space: SearchSpace, schedule: RagSchedule, levers: Iterable[PlanLever] = ()
+    space: SearchSpace,
+    schedule: RagSchedule,
+    levers: Iterable[PlanLever] = (),
+    front: Sequence[RagSchedule] = (),
 ) -> DeploymentPlan:
-    """Return the plan of a schedule; PlanInputError if the product cannot run it, or the inventory names no machine."""
+    """Return the plan of a schedule that was chosen from a front, by rising time to first token, as computed.
+
+    PlanInputError if the product cannot run it, or the inventory names no machine.
+    """
     inventory = space.inventory
     machine = machine_of(inventory)
     services = [PlannedService("router"), PlannedService("kv_store")]
@@ -51,6 +60,10 @@ def deployment(
         ),
         schedule=groups,
         costs=inventory.costs,
+        front=[
+            PlannedPoint(each.ttft_s, each.qps, each.chips, each.tpot_s, placement(each))
+            for each in spread(front, MOST_FRONT)
+        ],
     )  # fmt: skip
     check_plan(plan)
     return plan

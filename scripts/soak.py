@@ -87,6 +87,7 @@ BENCH = {
 }
 FAULTS = {
     "R2": ("r2",), "F1": ("f1",), "F1C": ("f1", "--chat"), "F1A": ("f1", "--all"), "F1P": ("f1", "--pages"),
+    "F1R": ("f1", "--pipelined"),
     "F2": ("f2",), "F2C": ("f2", "--chat"), "F4": ("f4",), "F4C": ("f4", "--chat"),
 }  # fmt: skip
 FAULT_LEFT, BENCH_LEFT = 3, 4  # a fault run's status when kills are left, a row's when cells are

@@ -133,6 +133,7 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("F1C", "kill -9 under chat", _SHIPPED, _ITSELF, HTTP),
         Line("F1A", "kill -9 under everything at once", f"{_SHIPPED}, {_ENCODER}", _ITSELF, HTTP),
         Line("F1P", "kill -9 under conversations with every page tier", _SHIPPED, _ITSELF, HTTP),
+        Line("F1R", "kill -9 under answers that retrieve while they are written", _SHIPPED, _ITSELF, HTTP),
         Line("F2", "cancelled or abandoned embeddings stop", _SIM, _ITSELF, HTTP),
         Line("F2C", "cancelled or abandoned streams stop", _SIM, _ITSELF, HTTP),
         Line("F3", "a hung worker of each kind: the others' latency", _SIM, _ITSELF, HTTP),

@@ -726,6 +726,7 @@ FIGURES: tuple[Figure, ...] = (
     *_kills("F1C", "kill -9 under chat"),
     *_kills("F1A", "kill -9 under everything at once"),
     *_kills("F1P", "kill -9 under conversations with pages in every tier"),
+    *_kills("F1R", "kill -9 under answers that retrieve while they are written"),
     _stops("F2", "cancelled or abandoned embeddings stop"),
     _stops("F2C", "cancelled or abandoned streams stop"),
     Figure("F3", "a hung worker of each kind: p99 of requests to others", "≤ + 20 %", "≤ + 5 %", _hung, ""),

@@ -288,5 +288,5 @@ _CHARTS: dict[str, Callable[[Mapping[str, Any]], Charts]] = {
     "F2": _stops, "F2C": _stops, "F3": _f3, "F4": _drains, "F4C": _drains, "F5": _f5, "C1": _c1, "Q1": _q1, "X1": _x1,
     "W1": _w1, "W2": _w2, "W3": _w3, "L1": _beside(1.0), "L2": _beside(1.0), "L3": _beside(1.0), "L4": _l4,
     "L5": _beside(None), "K1": _k1, "N2": _n2, "P1": tier_charts.p1, "P2": tier_charts.p2,
-    "P3": tier_charts.p3, "P5": tier_charts.p5, "F5P": _f5,
+    "F1R": _kills, "P3": tier_charts.p3, "P5": tier_charts.p5, "F5P": _f5,
 }  # fmt: skip

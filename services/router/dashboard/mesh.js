@@ -1,5 +1,6 @@
-// The mesh at a glance: figures, lanes, workers, latencies, refusals, and overflow.
+// The mesh at a glance: figures, lanes, workers, its plan, latencies, refusals, and overflow.
 
+import { ABOUT, Front } from "./front.js";
 import { Lanes } from "./lanes.js";
 import { Overflow } from "./overflow.js";
 import { Steps } from "./steps.js";
@@ -18,6 +19,9 @@ export class Mesh {
     this.steps = new Steps();
     this.staged = section("Attention on the host", "The latest step in stages of each worker: while one batch is attended on the host, the device computes the other.", this.steps.element);
     this.staged.hidden = true;
+    this.front = new Front();
+    this.plan = section("Plan", ABOUT, this.front.element);
+    this.plan.hidden = true;
     this.traffic = new Traffic();
     this.figures = ["Workers", "Answered", "Refused", "First token"].map((name) => figure(name));
     this.note = h("p", { class: "note", role: "status", hidden: true });
@@ -30,6 +34,7 @@ export class Mesh {
       section("Lanes", "Work queued and running in each lane, against its depth: the most it can hold and still finish in time.", this.lanes.element),
       section("Workers", "Predicted seconds of a batch: β + α for each item or token.", this.workers.element),
       this.staged,
+      this.plan,
       this.traffic.element,
       section("Accelerator and overflow", "Jobs that the accelerator could not finish in time spill to the CPU lane.", this.overflow.element),
     );
@@ -42,6 +47,7 @@ export class Mesh {
     this.overflow.set(mesh);
     this.workers.set(mesh);
     this.staged.hidden = !this.steps.set(mesh);
+    this.plan.hidden = !this.front.set(mesh);
     this.traffic.set(mesh);
     const ready = mesh.workers.filter((worker) => worker.state === "ready").length;
     const lost = mesh.workers.filter((worker) => worker.state === "lost").length;

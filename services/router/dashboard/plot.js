@@ -72,7 +72,7 @@ function row(value, y, width) {
   return svg("g", {}, svg("path", { class: "plot-grid", d: `M${LEFT} ${y}H${width - RIGHT}` }), label(value ? seconds(value) : "0", LEFT - 8, y + 4, "end"));
 }
 
-function label(words, x, y, anchor) {
+export function label(words, x, y, anchor) {
   return svg("text", { x, y, "text-anchor": anchor }, words);
 }
 

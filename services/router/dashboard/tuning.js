@@ -3,6 +3,7 @@
 import { h, svg, text } from "./dom.js";
 import { bytes, count, many, seconds } from "./format.js";
 import { section } from "./mesh.js";
+import { label } from "./plot.js";
 
 const HEIGHT = 220;
 const LEFT = 62;
@@ -75,10 +76,6 @@ export class Tuning {
     const words = `${settingWords(each.setting)}: recall ${each.recall.toFixed(3)}, ${count(each.qps)} searches/s, p99 ${seconds(each.p99_s)}, ${bytes(each.bytes)}`;
     return svg("circle", { class: `plot-point ${each.setting.kind}${last ? " last" : ""}`, cx: x, cy: y, r: last ? 6 : 4 }, svg("title", {}, words));
   }
-}
-
-function label(words, x, y, anchor) {
-  return svg("text", { x, y, "text-anchor": anchor }, words);
 }
 
 function bounds({ p99_s: p99, memory_bytes: memory }) {

@@ -16,8 +16,15 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from common.bus import Bus
+from common.clock import SystemClock
+from common.config import Common
+from common.ids import Family
 from common.wire.message import BadMessage, decode
+from common.wire.registry import WorkerRecord
 from common.wire.results import Delta, Event
+from common.worker.incarnation import incarnation_name
+from common.worker.worker import Worker
 from tests.faults.router.test_grounding_kills import halt, jobs, over
 from tests.integration.router.test_interval_retrieval import DOCUMENTS, grounded
 from tests.support.chat import post, stored
@@ -198,3 +205,50 @@ async def test_a_search_that_stands_still_holds_or_does_not(
 
     assert len(answer["retrieval"]["retrievals"]) <= RETRIEVALS
     assert len(state["result"]["retrieval"]["retrievals"]) == RETRIEVALS + 1
+
+
+async def failing(mesh: Mesh, stopping: asyncio.Event) -> int:
+    """Serve searches in place of the mesh's own process, each with an error; return how many jobs were convicted."""
+    config = Common(data_dir=str(mesh.directory), redis_url=mesh.redis.url)
+    bus, convicted = await Bus.open(config, SystemClock()), 0
+    record = WorkerRecord(incarnation_name("search"), ["cpu"], "cpu", 100, 1 << 30, beta_s=0.01)
+    worker = Worker(bus, Family("search"), record)
+    await worker.start()
+    try:
+        while not stopping.is_set():
+            for lease in await worker.reader.read(10, 100):
+                verdict = await worker.outbox.fail(lease, "internal_error", "it broke")
+                convicted += verdict == "dead"
+        await worker.drain()
+        await worker.stop()
+    finally:
+        await bus.close()
+    return convicted
+
+
+async def test_a_convicted_search_leaves_the_passages(
+    own: Writing, http: aiohttp.ClientSession, pages: str
+) -> None:
+    """An answer that waits for a retrieval whose search becomes a dead letter goes on at once, on what it has."""
+    body, before, stopping = asked(pages, 11), set(replaced(own)), asyncio.Event()
+    keys, tasks, session = await asking(own.url, [body])
+    await until(
+        lambda: any(replaced(own)[job] for job in set(replaced(own)) - before), "a retrieval"
+    )
+    await asyncio.to_thread(own.search.kill)
+    serving = asyncio.create_task(failing(own, stopping))
+    try:
+        state = await over(http, keys[0])
+    finally:
+        stopping.set()
+        convicted = await serving
+        own.search.start()
+    await asyncio.gather(*tasks)
+    await session.close()
+    records = state["result"]["retrieval"]["retrievals"]
+
+    assert state["state"] == "result"
+    assert len(records) == RETRIEVALS + 1
+    kept = [record for record in records if record.get("kept") == "job_failed"]
+    assert len(kept) == convicted > 0
+    assert all(record["replaced"] == [] for record in kept)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.integration.cli.conftest import ROOT, Spillway
 from tests.support.mesh import Mesh, Process
@@ -91,6 +91,12 @@ class Instance:
         for made in self._processes:
             if made.process is not None and made.process.poll() is None:
                 made.kill()
+
+
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """A loaded machine is slow; what never comes fails all the same."""
+    expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,6 @@ INKED = """() => {
 }"""
 
 
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """A loaded machine is slow; what never comes fails all the same."""
-    expect.set_options(timeout=60_000)
-
-
 class Collections:
     """A mesh with collections, and its API."""
 

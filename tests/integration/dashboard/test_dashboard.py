@@ -30,12 +30,6 @@ OVERFLOWING = """() => [...document.querySelectorAll(".session-list, .session-li
 VIEWS = ("mesh", "chat", "search", "collections", "sessions", "timeline")
 
 
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """A loaded machine is slow; what never comes fails all the same."""
-    expect.set_options(timeout=60_000)
-
-
 def open_view(page: Page, instance: Instance, view: str) -> None:
     page.goto(f"{instance.url}/#/{view}")
     expect(page.locator("#state .words")).to_have_text("live")
@@ -73,6 +67,7 @@ def test_the_mesh_is_shown(page: Page, instance: Instance) -> None:
     expect(embed).to_contain_text("1 item, ")
     expect(page.get_by_label("Latencies")).to_contain_text("Embeddings")
     expect(page.get_by_label("Refusals")).to_contain_text("No request was refused.")
+    expect(page.locator("section[aria-label=Plan]")).to_be_hidden()
     assert page.locator(".spark-line").first.get_attribute("d")
 
 

@@ -18,6 +18,7 @@ from planner.deployment import (
     PlanError,
     PlannedCost,
     PlannedPerformance,
+    PlannedPoint,
     PlannedService,
     write_plan,
 )
@@ -33,9 +34,11 @@ PLAN = DeploymentPlan(
         PlannedService("vector_search", 2, threads=1),
         PlannedService("kv_store"),
     ],
-    predicted=PlannedPerformance(ttft_s=0.2, qps=9.0),
+    predicted=PlannedPerformance(ttft_s=0.2, qps=9.0, qps_per_chip=1.5),
     costs=[PlannedCost("chat", 0.2, tokens=480)],
+    front=[PlannedPoint(0.2, 9.0, 6, 0.02, "prefix+decode:6 retrieval:2")],
 )
+FRONT = "chip;0.2:9:6:0:,0.2:9:6:0.02:prefix+decode:6 retrieval:2"
 ENCODER = PlannedService(
     "gpu_worker", name="encoder", threads=1, settings={"SPILLWAY_CHAT_MODEL": "none"}
 )
@@ -89,6 +92,7 @@ def test_compose_runs_the_plan() -> None:
     assert (worker.threads, worker.max_running, worker.device) == (2, 8, "cpu")
     assert isinstance(told, RouterConfig)
     assert told.planned_costs == "chat:1:480=0.2"
+    assert told.planned_front == FRONT
     assert routers[1]["ports"] == ["127.0.0.1:${ROUTER_2_PORT:-8081}:8080"]
     assert [found[name]["volumes"] for name in ("vector_search", "vector_search_2")] == [
         ["collections:/data"],
@@ -156,6 +160,7 @@ def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert containers["gpu-worker"]["resources"]["requests"]["cpu"] == 2
     router = load(RouterConfig, environment(objects, containers["router"]))
     assert router.planned_costs == "chat:1:480=0.2"
+    assert router.planned_front == FRONT
     assert one(objects, "PodDisruptionBudget", "router")["spec"]["minAvailable"] == 1
 
 

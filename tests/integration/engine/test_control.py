@@ -8,14 +8,27 @@ from collections.abc import Sequence
 
 import pytest
 
+from cli import main
 from common.bus import Bus, keys
+from common.config import Common
+from common.registry.dead_letters import DeadLetters
 from common.registry.sessions import Sessions
 from common.wire.control import Applied, Extend, ExtensionRule, Pause
 from common.wire.results import decode_delta
 from engine.decoder.executor.simulated_executor import answer
 from services.adapters.generate import job as job_module
 from tests.integration.engine.test_sessions import asked, begin, made
-from tests.support.engine import WAIT_S, Desk, HeldRunner, Worker, running, text_of, tokens_of, work
+from tests.support.engine import (
+    FAMILY,
+    WAIT_S,
+    Desk,
+    HeldRunner,
+    Worker,
+    running,
+    text_of,
+    tokens_of,
+    work,
+)
 
 PROMPT = [*b"p" * 100]
 
@@ -153,6 +166,32 @@ async def test_a_waiting_generation_ends(bus: Bus, desk: Desk) -> None:
         assert (await desk.end(late)).kind == "expired"
         assert tokens_of(await desk.pieces(late)) == [*said(8, []).encode()]
         assert worker.no_page_held()
+
+
+async def test_a_dead_letter_is_replayed_without_its_retrievals(
+    bus: Bus,
+    desk: Desk,
+    config: Common,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody extends the prompt of a replayed job, so it waits at no boundary: its first passages are all it has."""
+    monkeypatch.setenv("SPILLWAY_REDIS_URL", config.redis_url)
+    prompt = [HeldRunner.POISON, *PROMPT]
+    rule = ExtensionRule(every=8, most=2)
+    async with running(bus) as worker:
+        job = await desk.admit(work(prompt, max_new=40, extensions=rule))
+        assert (await desk.end(job)).kind == "dead"
+        worker.runner.POISON = -1
+        words = ["dead-letters", "replay", job, "--timeout", "30"]
+        assert await asyncio.to_thread(main.main, words) == 0
+        told = capsys.readouterr().out.splitlines()  # the worker's log is among it
+        assert (
+            "written from the passages it began with; later ones were found by its request" in told
+        )
+        (again,) = [line.split()[0] for line in told if line.endswith("  result")]
+        assert text_of(await desk.pieces(again)) == said(40, [], prompt)
+        assert await DeadLetters(bus).count(FAMILY) == 0
 
 
 async def test_a_session_remembers_the_last_prompt(bus: Bus, desk: Desk) -> None:

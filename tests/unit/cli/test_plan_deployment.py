@@ -110,6 +110,21 @@ def test_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["chosen"]["hosts"] == 1
 
 
+def test_a_recorded_load_is_a_goal(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate of its busiest ten seconds chooses as the same rate given by hand does."""
+    times = [*range(0, 100, 5), *(50 + 0.02 * n for n in range(400))]
+    (place / "load.csv").write_text("timestamp\n" + "".join(f"{at:.2f}\n" for at in times))
+    assert plan("--trace", "load.csv") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == (
+        "load.csv: 420 requests in 95 s, 4.42 a second on average; 40.2 in the busiest 10 s, which is the goal"
+    )
+    assert plan("--trace", "load.csv", "--json") == 0
+    recorded = json.loads(capsys.readouterr().out)
+    assert plan("--goal", "qps=40.2", "--json") == 0
+    assert recorded == json.loads(capsys.readouterr().out)
+
+
 def test_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan for `up`, read back and marked as running in the next plot; a page holds picture and text."""
     product = {"schema": "product.yaml", "inventory": "here.json"}
@@ -122,6 +137,16 @@ def test_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = read_plan((place / "plan.json").read_bytes(), "plan.json")
     assert written.replicas("gpu_worker") == 1
     assert written.of_service("gpu_worker")[0].threads == 2
+    capsys.readouterr()
+    assert plan("--json", **product) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each.placement for each in written.front] == [
+        each["placement"] for each in told["front"]
+    ]
+    assert [each.ttft_s for each in written.front] == [each["ttft_s"] for each in told["front"]]
+    own = written.point()
+    assert own is not None
+    assert (own.chips, own.placement) == (told["chosen"]["chips"], told["chosen"]["placement"])
 
     assert plan("--plot", "front.svg", "--running", "plan.json", **product) == 0
     text = (place / "front.svg").read_text()
@@ -156,6 +181,9 @@ BAD = [
     (("--goal", "ttft_ms"), "--goal ttft_ms is '': expected a number from 1e-06"),
     (("--goal", "qps=-1"), "--goal qps is '-1': expected a number"),
     (("--price", "chip=much"), "--price chip is 'much': expected a number from 0"),
+    (("--trace", "/nowhere.csv"), "/nowhere.csv: No such file or directory"),
+    (("--trace", "rag.yaml"), "rag.yaml, line "),
+    (("--trace", "rag.yaml", "--goal", "qps=1"), "--trace and --goal qps are given"),
     (("--most-batch", "guess=1"), "--most-batch is 'guess=1': expected NAME=N, NAME one of db_encode"),
     (("--most-batch", "prefix=0"), "--most-batch prefix is '0': expected a whole number from 1"),
     (("--lever", "magic"), "--lever is 'magic': expected one of int8, int4"),

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.config import RouterConfig, load
+from common.errors import ConfigError
+from common.registry.processes import shown_settings
 from planner.deployment import (
+    MOST_FRONT,
     SERVICES,
     DeploymentPlan,
     MachineFingerprint,
@@ -18,6 +22,7 @@ from planner.deployment import (
     PlanError,
     PlannedCost,
     PlannedPerformance,
+    PlannedPoint,
     PlannedService,
     read_plan,
     write_plan,
@@ -63,6 +68,58 @@ def test_a_plan_is_read_as_it_was_written(
     assert found == plan
     assert found.digest == plan.digest != PLAN.digest
     assert found.replicas("gpu_worker") == replicas + 1
+
+
+POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
+POINTS = st.builds(
+    PlannedPoint,
+    st.floats(1e-9, 1e6),
+    st.floats(1e-9, 1e12),
+    st.integers(1, 1 << 20),
+    st.floats(0, 1e6),
+    st.from_regex(r"\A[a-z0-9_+: ]{0,200}\Z"),
+)
+
+
+@given(
+    ttft_s=st.floats(1e-9, 1e6),
+    qps=POSITIVE,
+    qps_per_chip=POSITIVE,
+    front=st.lists(POINTS, max_size=MOST_FRONT),
+)
+def test_a_router_takes_and_tells_the_front_of_any_plan(
+    ttft_s: float, qps: float, qps_per_chip: float, front: list[PlannedPoint]
+) -> None:
+    """What a plan puts into the variable is a value that the router takes, and the mesh's report of it is whole."""
+    given_ = PlannedPerformance(ttft_s=ttft_s, qps=qps, qps_per_chip=qps_per_chip)
+    plan = msgspec.structs.replace(PLAN, predicted=given_, front=front)
+    found = read_plan(write_plan(plan), "plan.json")
+    told = found.environment(found.services[0])["SPILLWAY_PLANNED_FRONT"]
+    config = load(RouterConfig, {"SPILLWAY_PLANNED_FRONT": told})
+
+    assert shown_settings(config) == {"SPILLWAY_PLANNED_FRONT": told}
+    unit, _, points = told.partition(";")
+    assert unit == "core"
+    own, *others = points.split(",")
+    assert own.endswith(":0:embed+prefix:1 retrieval:1")
+    assert others == [str(each) for each in front]
+
+
+def test_a_plan_without_its_rate_a_chip_tells_no_front() -> None:
+    """A plan written by hand may lack what the plot needs; then its router is told nothing."""
+    assert PLAN.point() is None
+    assert "SPILLWAY_PLANNED_FRONT" not in PLAN.environment(PLAN.services[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["chip", "chip;", "cook;1:1:1:1:a", "chip;1:1:0:1:a", "chip;1:1:1:1:<b>"]
+)
+def test_what_is_no_front_stops_a_router(text: str) -> None:
+    """The variable and its value are named, and what is expected."""
+    with pytest.raises(
+        ConfigError, match=r"SPILLWAY_PLANNED_FRONT is '.*': expected chip; or core;"
+    ):
+        load(RouterConfig, {"SPILLWAY_PLANNED_FRONT": text})
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -133,6 +190,8 @@ ALL = [{"service": name} for name in SERVICES]
         ),
         (_written(predicted={"ttft_s": -1, "qps": 1}), "at `$.predicted.ttft_s`"),
         (_written(costs=[{"kind": "chat", "seconds": 0}]), "at `$.costs[0].seconds`"),
+        (_written(front=[{"ttft_s": 1, "qps": 1, "chips": 0}]), "at `$.front[0].chips`"),
+        (_written(front=[{"ttft_s": 1, "qps": 1, "chips": 1}] * 33), "at `$.front`"),
     ],
 )  # fmt: skip
 def test_what_is_no_plan_is_refused(data: bytes, sentence: str) -> None:
