@@ -17,6 +17,7 @@ from common.pages.identity import PAGE
 from engine.decoder.executor.interface import SequenceInput
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.kernels.page_memory import PageMemory, read_layer, unpack
+from engine.models.decoders.cuda_graphs import GraphedDecoder
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.rotary import angles, frequencies, rotate
 
@@ -29,7 +30,8 @@ class SlotReader:
     def __init__(self, executor: TorchExecutor) -> None:
         self._executor = executor
         self._pools = executor._pools
-        self._spec = executor._decoder.spec
+        decoder = executor._decoder
+        self._spec = (decoder.plain if isinstance(decoder, GraphedDecoder) else decoder).spec
 
     def predicted(self, prompt: Sequence[int], text: Sequence[int], since: int) -> Tensor:
         """Return log probabilities (tokens, vocabulary) of the tokens of `text` from `since` on, all else computed."""

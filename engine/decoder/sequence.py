@@ -88,6 +88,7 @@ class TokenSequence:
             self.long, self._ids = self._exceeds, []
         self.pages, self.home = [], "device"
         self.settled = self.skipped = 0
+        self.recomputes = False
         self.todo = [(0, self.length)]
 
     @property

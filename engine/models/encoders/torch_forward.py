@@ -65,7 +65,7 @@ class EncoderLinear:
 
 def _packs_bf16() -> bool:
     """Return whether oneDNN takes bf16 weights on this processor: not without AVX-512 or the like."""
-    return torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _Norm:
