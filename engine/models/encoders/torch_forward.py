@@ -36,7 +36,7 @@ class EncoderLinear:
         self._weight = weight.to(device, kind)
         self._bias = bias.to(device, kind)
         self._packed: Tensor | None = None
-        if precision == "bf16" and device.type == "cpu" and _packs_bf16():
+        if precision == "bf16" and device.type == "cpu" and packs_bf16():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
             self._weight = self._packed
 
@@ -63,7 +63,7 @@ class EncoderLinear:
         return F.linear(rows, self._weight, self._bias)
 
 
-def _packs_bf16() -> bool:
+def packs_bf16() -> bool:
     """Return whether oneDNN takes bf16 weights on this processor: not without AVX-512 or the like."""
     return bool(torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from common.errors import InvalidRequest
 from engine.encoder.pooling import pool
 from engine.kernels.encoder import EncoderKernels
+from engine.models.encoders import torch_forward
 from engine.models.encoders.encoder import Encoder
 from engine.models.encoders.files import find
 from engine.models.encoders.packed_forward import PART_TOKENS, PackedForward, split
@@ -101,6 +102,23 @@ def test_bf16_kernels_equal_torch(tmp_path: Path) -> None:
             )
 
         assert relative(packed, exact) <= max(2e-2, 2 * relative(plain, exact))
+
+
+def test_bf16_where_onednn_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without bf16 in oneDNN (no AVX-512) computes bf16 unpacked, to bf16's own rounding."""
+    monkeypatch.setattr(torch_forward, "packs_bf16", lambda: False)
+    encoder_models.save(tmp_path, "bert")
+    files, texts = find(str(tmp_path)), sorted(encoder_models.texts(9), key=len)
+    weights, types = load_weights(files), [[0] * len(text) for text in texts]
+    with torch.inference_mode():
+        exact, rounded = (
+            TorchForward(files.spec, weights, precision, torch.device("cpu")).rows(texts, types)
+            for precision in ("fp32", "bf16")
+        )
+
+    rounded = rounded.float()
+    assert not torch.equal(rounded, exact)
+    assert torch.nn.functional.cosine_similarity(rounded, exact).min() >= 0.995
 
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 12))
