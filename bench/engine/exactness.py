@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bench.engine import random_models
 from bench.engine.stepping import Line, Scatter
+from common.pages.identity import short_context
 from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import SamplingRequest
 from engine.decoder.executor.torch_executor import TorchExecutor
@@ -91,7 +93,7 @@ def generate(
             batch.append(line.next_rows(count, sample))
         for n, drawn in zip(chosen, runner.execute(batch), strict=True):
             if drawn is not None:
-                lines[n].tokens.append(drawn.token)
+                lines[n].append(drawn.token)
             lines[n].leave_windows(runner.shape.windows)
     return [line.tokens[len(prompt) :] for line, prompt in zip(lines, prompts, strict=True)]
 
@@ -123,6 +125,10 @@ def measure(family: str, *, sequences: int, seed: int, device: str = "cpu") -> R
         outputs = generate(runner, prompts, NEW, _GREEDY, seed=draw.randrange(1 << 30))
         texts = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
         oracles = [random_models.oracle(model, text) for text in texts]
+        short = short_context(runner.fingerprint)
+        judges = [
+            _judge(model, text, oracle, short) for text, oracle in zip(texts, oracles, strict=True)
+        ]
         whole = [logits_alone(runner, text, draw) for text in texts]
         mixed = _mixed(runner, texts, draw)
         precise = model.double()
@@ -130,8 +136,8 @@ def measure(family: str, *, sequences: int, seed: int, device: str = "cpu") -> R
             relative(o, random_models.oracle(precise, t))
             for o, t in zip(oracles, texts, strict=True)
         ]
-        for prompt, output, oracle, alone, among, own in zip(
-            prompts, outputs, oracles, whole, mixed, owns, strict=True
+        for prompt, output, oracle, judge, alone, among, own in zip(
+            prompts, outputs, oracles, judges, whole, mixed, owns, strict=True
         ):
             off = relative(alone, oracle), relative(among, oracle)
             row.logits_whole, row.logits_mixed = (
@@ -141,11 +147,18 @@ def measure(family: str, *, sequences: int, seed: int, device: str = "cpu") -> R
             row.own = max(row.own, own)
             # Some random models turn any rounding into more than the tolerance, transformers' own as well.
             row.beyond += max(off) > max(TOLERANCE, 2 * own)
-            _compare_text(row, output, oracle[len(prompt) - 1 : -1])
+            _compare_text(row, output, judge[len(prompt) - 1 : -1])
             row.tokens += len(prompt) + len(output)
         row.models += 1
         row.sequences += count
     return row
+
+
+def _judge(model: Any, text: list[int], whole: torch.Tensor, short: int) -> torch.Tensor:
+    """Return the logits by which each token was to be chosen: those of a text no longer than `short` until there."""
+    if not 0 < short < len(text):
+        return whole
+    return torch.cat([random_models.oracle(model, text[:short]), whole[short:]])
 
 
 def _compare_text(row: Row, output: list[int], oracle: torch.Tensor) -> None:

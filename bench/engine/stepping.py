@@ -39,6 +39,13 @@ class Line:
         self.pages: list[list[int]] = [[] for _ in scatter.free]
         self.computed = 0
 
+    def append(self, token: int) -> None:
+        """Add a token; a text that outgrows its model's short context has no pages then, and all to compute."""
+        self.tokens.append(token)
+        if len(self.tokens) == self._scatter.short_context + 1 > 1:
+            self.lose(range(max(map(len, self.pages))))
+            self.computed = 0
+
     def rows(
         self, positions: Sequence[int], sample: SamplingRequest | None = None
     ) -> SequenceInput:
