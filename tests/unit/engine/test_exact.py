@@ -20,6 +20,7 @@ from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import StopRules
 from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.sampling.sampler import draw_tokens
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 from engine.device import DeviceQueue
@@ -163,22 +164,32 @@ def test_mixed_batches(runner: TorchExecutor) -> None:
         assert _same(runner, torch.cat(rows), _whole(runner, text))
 
 
+def _drawn_by_rounding(runner: TorchExecutor, draw: SamplingRequest) -> set[int]:
+    """Return the tokens that a draw may give if logits are off by as much as they may be."""
+    logits = _whole(runner, [*draw.prompt, *draw.output])[-1]
+    noise = torch.rand((4096, len(logits)), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    rows = logits + TOLERANCE * logits.abs().max() * noise
+    return {each.token for each in draw_tokens(rows, [draw] * len(rows))}
+
+
 def test_sampled_text_does_not_depend_on_the_company(runner: TorchExecutor) -> None:
     """Eight sampled sequences generated together and one by one are the same.
 
-    torch rounds otherwise in other company, which moves a draw that falls between two tokens: one text may differ.
+    torch rounds otherwise in other company: there a draw may fall between two tokens, each of which rounding explains.
     """
     prompts = [_tokens(seed, 5 + 9 * seed) for seed in range(8)]
     sampling = SamplingParams(temperature=1.0, top_p=0.9, repetition=1.1, seed=77)
 
     together = exactness.generate(runner, prompts, 24, sampling, seed=1)
 
-    alone = [
-        exactness.generate(runner, [prompt], 24, sampling, seed=2, first=n)[0]
-        for n, prompt in enumerate(prompts)
-    ]
-    differing = sum(one != other for one, other in zip(together, alone, strict=True))
-    assert differing <= (0 if runner.exact else 1)
+    for n, prompt in enumerate(prompts):
+        alone = exactness.generate(runner, [prompt], 24, sampling, seed=2, first=n)[0]
+        if runner.exact or together[n] == alone:
+            assert together[n] == alone
+            continue
+        same = [one == other for one, other in zip(together[n], alone, strict=True)].index(False)
+        draw = SamplingRequest(sampling, n, len(prompt) + same, prompt, alone[:same])
+        assert {together[n][same], alone[same]} <= _drawn_by_rounding(runner, draw)
     assert len({tuple(output) for output in together}) == len(prompts)
 
 
