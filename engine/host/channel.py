@@ -55,6 +55,14 @@ class ChannelLayout(msgspec.Struct, frozen=True):
     page_bytes: int  # of the segment of pages
     layer_bytes: int  # of one layer of a page
 
+    def joined_bytes(self, rows: int) -> int:
+        """Return the size of the queries, keys and values of so many rows, in fp32."""
+        return 4 * rows * (self.heads + 2 * self.kv_heads) * self.dim
+
+    def out_bytes(self, rows: int) -> int:
+        """Return the size of what so many rows attended to, in fp32."""
+        return 4 * rows * self.heads * self.dim
+
 
 class ChannelLibrary(NamedTuple):
     """The native library, and the hash of its bytes: two processes may work on one memory if it is the same."""

@@ -92,7 +92,7 @@ class HelpedAttention:
         return HelperLink(
             "tcp",
             channel.cost,
-            4 * layout.dim * 2 * (layout.heads + layout.kv_heads),  # fp32: Q, K, V and O
+            layout.joined_bytes(1) + layout.out_bytes(1),
             self._all_layers * layout.layer_bytes,
             channel.moved,
         )

@@ -53,20 +53,25 @@ class PageMirror:
 
     def lacking(self, group: int, layer: int, needs: PageNeeds) -> NDArray[np.bool_]:
         """Return of which of the pages the helper has too little in a layer of a group."""
-        pages = needs.pages
-        other = self._versions[group][pages, layer] != self._seen[group][pages, layer]
-        found: NDArray[np.bool_] = other | (self._known[group][pages, layer] < needs.tokens)
-        return found
+        return self._lacks(group, slice(layer, layer + 1), needs)[:, 0]
 
     def most_lacking(self, needs: Sequence[PageNeeds]) -> int:
         """Return the bytes that the helper lacks in that layer of which it lacks most."""
         most = 0
         for group, each in enumerate(needs):
-            stale = self._versions[group][each.pages] != self._seen[group][each.pages]
-            stale |= self._known[group][each.pages] < each.tokens[:, None]
-            count = int(stale.sum(axis=0).max(initial=0))
+            lacks = self._lacks(group, slice(None), each)
+            count = int(lacks.sum(axis=0).max(initial=0))
             most = max(most, count * self.page_bytes(group))
         return most
+
+    def _lacks(self, group: int, layers: slice, needs: PageNeeds) -> NDArray[np.bool_]:
+        """Return whether the helper has too little (pages, layers)."""
+        pages = needs.pages
+        other = self._versions[group][pages, layers] != self._seen[group][pages, layers]
+        found: NDArray[np.bool_] = other | (
+            self._known[group][pages, layers] < needs.tokens[:, None]
+        )
+        return found
 
     def page_bytes(self, group: int) -> int:
         """Return the size of one layer of a page of a group."""
@@ -84,9 +89,8 @@ class PageMirror:
         """Note that the helper appends the rows in a layer, having all that lies before them."""
         pages, begun = needs.row_pages, needs.row_pages[needs.offsets == 0]
         self._seen[group][begun, layer] = self._versions[group][begun, layer]
-        self._known[group][pages, layer] = (
-            needs.offsets + 1
-        )  # of several rows in a page the last counts
+        # Of several rows in a page the last counts.
+        self._known[group][pages, layer] = needs.offsets + 1
 
     def missed(self, step: StepTables) -> None:
         """Note that a step's rows were appended here, and the helper knows nothing of it."""

@@ -20,7 +20,7 @@ from common import log
 from common.clock import SYSTEM
 from common.cost.linear import LinearCost, Probe
 from common.cost.online import OnlineCost
-from common.transport.frames import CALL, MAX_PAYLOAD, RESULT, BadFrame, FrameReader, frame
+from common.transport.frames import CALL, MAX_PAYLOAD, RESULT, BadFrame, frame
 from common.transport.memory_segment import MemorySegment
 from engine.decoder.executor.interface import Moved
 from engine.host.channel import ChannelLayout, ChannelLibrary, HostChannel, StepTables
@@ -32,10 +32,10 @@ from engine.host.tcp_messages import (
     PAGES_HEAD,
     PLAN,
     PLAN_HEAD,
-    READ_BYTES,
     RESULT_HEAD,
     SlotArguments,
     hang_up,
+    read_frames,
 )
 from engine.kernels.page_memory import PageMemory
 
@@ -43,7 +43,6 @@ BESIDE_S = 0.1  # a layer's pages that take longer to send are sent before the h
 AHEAD_BYTES = 64 << 20  # so many bytes of pages are sent ahead at once
 FRAME_BYTES = 4 << 20  # of pages in one frame
 _LONGEST_S = 1e6
-_FP32 = 4
 _log = log.get("engine")
 
 
@@ -124,7 +123,7 @@ class TcpChannel:
     def plan(self, slot: int, step: StepTables) -> bool:
         """Send a step's arguments; False if they do not fit, or the helper lacks many pages, which are sent then."""
         rows = len(step.positions)
-        wide = rows * _FP32 * self.layout.dim * (self.layout.heads + 2 * self.layout.kv_heads)
+        wide = self.layout.joined_bytes(rows)
         arguments = msgspec.msgpack.encode(SlotArguments.of(step))
         if max(wide, len(arguments)) + ATTEND_HEAD.size > MAX_PAYLOAD:
             return False
@@ -145,11 +144,10 @@ class TcpChannel:
         needs = planned.needs[group]
         lacking = np.flatnonzero(self._mirror.lacking(group, layer, needs))
         pages = self._send_pages(group, layer, needs, lacking)
-        layout = self.layout
-        wide = planned.rows * _FP32 * layout.dim * (layout.heads + 2 * layout.kv_heads)
+        wide, out = self.layout.joined_bytes(planned.rows), self.layout.out_bytes(planned.rows)
         rows = ctypes.string_at(joined, wide)
         planned.number = self._last = self._last + 1 & 0xFFFFFFFF
-        asked = _Asked(SYSTEM.perf_s(), pages + wide + self._out_bytes(planned), not planned.timed)
+        asked = _Asked(SYSTEM.perf_s(), pages + wide + out, not planned.timed)
         planned.timed = True
         with self._changed:
             self._unanswered[self._last] = asked
@@ -171,7 +169,7 @@ class TcpChannel:
             answer = self._answers.pop(number, None)
         if answer is None:
             return None
-        size = self._out_bytes(planned)
+        size = self.layout.out_bytes(planned.rows)
         if len(answer.payload) != RESULT_HEAD.size + size:
             _log.warning("host_helper_answered_wrongly", bytes=len(answer.payload))
             self.end()
@@ -195,9 +193,6 @@ class TcpChannel:
             self._cost.observe(0, asked.size, way_s)
         end_s = answer.at_s - way_s / 2 - (answered - ended)
         return end_s - (ended - began), end_s
-
-    def _out_bytes(self, planned: _Slot) -> int:
-        return planned.rows * _FP32 * self.layout.dim * self.layout.heads
 
     # -- pages
 
@@ -258,10 +253,8 @@ class TcpChannel:
                 self._backlog.popleft()
 
     def _read(self) -> None:
-        reader = FrameReader(self._take)
         try:
-            while data := self._connection.recv(READ_BYTES):
-                reader.feed(data)
+            read_frames(self._connection, self._take)
         except (OSError, BadFrame) as error:
             _log.warning("host_helper_lost", why=str(error))
         finally:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common import log
 from common.clock import SYSTEM
 from common.errors import ConfigError
-from common.transport.frames import CALL, RESULT, BadFrame, FrameReader, frame
+from common.transport.frames import CALL, RESULT, BadFrame, frame
 from common.transport.memory_segment import MemorySegment
 from common.types.helper_address import HelperAddress
 from engine.host.channel import ChannelLayout, ChannelLibrary, HostChannel
@@ -30,7 +30,6 @@ from engine.host.tcp_messages import (
     PAGES_HEAD,
     PLAN,
     PLAN_HEAD,
-    READ_BYTES,
     RESULT_HEAD,
     TIMEOUT_S,
     VERSION,
@@ -42,6 +41,7 @@ from engine.host.tcp_messages import (
     hang_up,
     prove,
     proves,
+    read_frames,
     tune,
 )
 
@@ -142,10 +142,8 @@ class TcpHelper:
     # -- what the worker sends
 
     def _read(self) -> None:
-        reader = FrameReader(self._take)
         try:
-            while data := self.connection.recv(READ_BYTES):
-                reader.feed(data)
+            read_frames(self.connection, self._take)
         except (OSError, BadFrame) as error:
             _log.warning("gpu_worker_lost", why=str(error))
         finally:
@@ -190,8 +188,8 @@ class TcpHelper:
         _, slot, group, layer = ATTEND_HEAD.unpack_from(payload)
         layout, rows = self._layout, self._rows[slot]
         joined = np.frombuffer(payload, np.uint8, offset=ATTEND_HEAD.size).copy()  # aligned
-        wide = layout.dim * (layout.heads + 2 * layout.kv_heads) * 4
-        if slot in self._busy or layer >= layout.groups[group].layers or len(joined) != rows * wide:
+        fits = layer < layout.groups[group].layers and len(joined) == layout.joined_bytes(rows)
+        if slot in self._busy or not fits:
             raise BadFrame(f"{len(joined)} bytes of rows for layer {layer} of group {group}")
         self._busy.add(slot)
         self._owning.submit(slot, group, layer, joined.ctypes.data, 1)
@@ -200,9 +198,8 @@ class TcpHelper:
     # -- what it gets
 
     def _answer(self) -> None:
-        layout = self._layout
         while (asked := self._answers.get()) is not None:
-            out = np.empty(asked.rows * layout.heads * layout.dim, np.float32)
+            out = np.empty(self._layout.out_bytes(asked.rows), np.uint8)
             span = self._owning.wait(asked.slot, out.ctypes.data, NEVER_S)
             if span is None:
                 return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -20,23 +21,21 @@ from numpy.typing import NDArray
 
 from common.clock import SYSTEM
 from common.pages.identity import PAGE
-from common.transport.frames import HEAD, HELLO, MAX_PAYLOAD, frame
+from common.transport.frames import HEAD, HELLO, MAX_PAYLOAD, FrameReader, frame
 from engine.host.channel import ChannelLayout, StepTables
 
 VERSION = 1
 NONCE_BYTES = 16
-READ_BYTES = 1 << 20  # at most, at once
+_READ_BYTES = 1 << 20  # at most, at once
 TIMEOUT_S = 5.0
 ECHO, PLAN, PAGES, ATTEND = range(4)
 ECHO_HEAD = struct.Struct("<B")
 PLAN_HEAD = struct.Struct("<BB")  # slot
-PAGES_HEAD = struct.Struct(
-    "<BBHI"
-)  # group, layer, how many pages: their numbers (int32) and bytes follow
+# group, layer, how many pages: their numbers (int32) and bytes follow
+PAGES_HEAD = struct.Struct("<BBHI")
 ATTEND_HEAD = struct.Struct("<BBBH")  # slot, group, layer: queries, keys and values follow
-RESULT_HEAD = struct.Struct(
-    "<qqqq"
-)  # nanoseconds: received, attention began, ended, answered; the result follows
+# nanoseconds: received, attention began, ended, answered; the result follows
+RESULT_HEAD = struct.Struct("<qqqq")
 _MOST_GREETING = 1 << 16
 # A side that has gone without a word is noticed within half a minute.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -152,6 +151,13 @@ def hang_up(connection: socket.socket) -> None:
     """End a connection on both sides, and wake who reads or writes there; any thread."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def read_frames(connection: socket.socket, take: Callable[[int, int, int, bytes], None]) -> None:
+    """Give every frame to `take` until the other side has gone; OSError or BadFrame if the connection breaks."""
+    reader = FrameReader(take)
+    while data := connection.recv(_READ_BYTES):
+        reader.feed(data)
 
 
 class Greeting:
