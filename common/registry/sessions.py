@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from common.bus import Bus, keys
+from common.bus.jobs import JobState
 from common.ids import Family, family_of, time_of, unique_of
 from common.redis.replies import hash_of
 from common.registry.models import Models
@@ -124,6 +125,11 @@ class Sessions:
         found = await self.stored(session)
         return None if found is None or found.deleted else found
 
+    async def running_turn(self, record: SessionRecord) -> JobState | None:
+        """Return the job of the turn that a session is in; None between two turns."""
+        turn = await self._bus.jobs.get(record.busy) if record.busy else None
+        return None if turn is None or turn.over else turn
+
     async def turns(self, session: str, start: int = 0) -> list[Turn]:
         """Return a session's turns from `start` on, oldest first."""
         return [decode(row, Turn) for row in await self._rows(session, start)]
@@ -141,8 +147,8 @@ class Sessions:
         if record is None:
             return False
         ttl_ms = (ttl_s or record.ttl_s) * 1000
-        turn = await self._bus.jobs.get(record.busy) if record.busy else None
-        if turn is not None and not turn.over:
+        turn = await self.running_turn(record)
+        if turn is not None:
             # A session outlives its turn; the end of the turn sets the time to live anew.
             ttl_ms = max(ttl_ms, turn.deadline_ms - self._bus.clock.now_ms() + 1000 * AFTER_S)
         await self.look_at(session, record.tenant, self._bus.clock.now_ms() + ttl_ms)

@@ -117,10 +117,9 @@ class SessionEraser:
         if self._workers is not None:
             await self._workers.erase(session, goes_on=True)
         await _erased(self._pages, session)
-        await Sessions(self._bus).remove_turn(session, job)
-        origin = (await Sessions(self._bus).jobs(session)).get(job, "")
-        search = LeftoverSearch(self._bus, ())
-        search.jobs[session] = {job, *filter(None, [origin])}
+        sessions, search = Sessions(self._bus), LeftoverSearch(self._bus, ())
+        await sessions.remove_turn(session, job)
+        search.jobs[session] = {job, (await sessions.jobs(session)).get(job) or job}
         await search.remove(await search.look())
 
     # -- stopping --------------------------------------------------------------------------------------

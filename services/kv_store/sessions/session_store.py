@@ -156,8 +156,7 @@ class SessionStore:
         What is kept of pages goes first, since it is found by the tokens of the turn.
         """
         record = await session_of(self.bus, work)
-        running = await self.bus.jobs.get(record.busy) if record.busy else None
-        if running is not None and not running.over:
+        if await Sessions(self.bus).running_turn(record) is not None:
             raise Conflict(
                 f"session {work.session} is in a turn: one is deleted between two turns",
                 code="session_busy",

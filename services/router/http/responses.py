@@ -123,12 +123,12 @@ class ResponsesApi:
         """
         caller = self._receiver.context(request)
         found = await self._stored(request)
-        session, job, busy = found.record.id, found.turns[-1].job, found.record.busy
-        running = await self._bus.jobs.get(busy) if busy else None
+        session, job = found.record.id, found.turns[-1].job
+        running = await self._sessions.running_turn(found.record)
         ran = await self._sessions.jobs(session)
         turns = await self._sessions.turns(session)
         others = any(turn.job in ran and turn.job != job for turn in turns)
-        others |= running is not None and not running.over  # it is refused then
+        others |= running is not None  # it is refused then
         await self._sessions_api.erase(request, caller, session, job if others else "")
         gone = {"id": request.match_info["id"], "object": "response", "deleted": True}
         return reply_json(gone)

@@ -126,8 +126,7 @@ class SessionsApi:
 
     async def _running(self, record: SessionRecord) -> str | None:
         """Return the request of a session's running turn, None if no turn runs."""
-        state = await self._bus.jobs.get(record.busy) if record.busy else None
-        if state is None or state.over:
+        if await self._sessions.running_turn(record) is None:
             return None
         jobs = await self._sessions.jobs(record.id)
         return jobs.get(record.busy) or record.busy
