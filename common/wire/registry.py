@@ -90,7 +90,8 @@ class StepRecord(Message, frozen=True):
     `why` is what decided where it was computed; `decoded` are its rows that decode, `on_host` those attended on the
     host, `host_share` their share since the start. `long_slack_s` and `short_slack_s` are the seconds by which the plan
     has the host done before the device in either half of a layer, the idle ones those in which a side computed nothing.
-    `stages` are those of the first layers.
+    `stages` are those of the first layers. `resumed` counts prompts since the start by what became of their pages that
+    only the host had.
     """
 
     at_ms: int
@@ -106,6 +107,7 @@ class StepRecord(Message, frozen=True):
     host_idle_s: float
     layers: int
     stages: list[StageSpan] = []
+    resumed: dict[str, int] = {}
 
 
 class Held(Message, frozen=True):

@@ -52,16 +52,13 @@ class StepReporter:
 def record_of(
     step: ComputedStep, *, host_share: float, at_ms: int, resumed: Mapping[Resume, int]
 ) -> StepRecord:
-    """Return a step as it is published: with the stages of as many layers as are within the bound.
-
-    After its reason, what became of the pages of prompts that only the host had, since the start: "attend 3".
-    """
+    """Return a step as it is published: with the stages of as many layers as are within the bound."""
     layers = 1 + max((each.layer for each in step.stages), default=-1)
     shown = MOST_STAGES * layers // max(1, len(step.stages))
     began_s = min((each.begin_s for each in step.stages), default=0.0)
     return StepRecord(
         at_ms=at_ms,
-        why=_why(step, resumed),
+        why=step.why,
         decoded=step.decoded,
         on_host=step.on_host,
         host_share=host_share,
@@ -79,9 +76,5 @@ def record_of(
             for each in step.stages
             if each.layer < shown
         ],
+        resumed={str(use): count for use, count in resumed.items()},
     )
-
-
-def _why(step: ComputedStep, resumed: Mapping[Resume, int]) -> str:
-    """Return what decided where a step was computed, and what became of pages that only the host had by then."""
-    return "; ".join([step.why, *(f"{use} {count}" for use, count in resumed.items())])

@@ -11,7 +11,7 @@ const WHY = {
   overdue: "sequences that wait no longer",
   fixed: "a mode that does not choose",
 };
-// What became of prompts' pages that only the host had, since the start; it follows the reason: "two batches; attend 1".
+// What became of prompts' pages that only the host had, since the start.
 const USES = { attend: "attended in place", fetch: "fetched to the device", recompute: "computed anew" };
 const LINEAR = ["before", "after"];
 const THIN = 0.0008; // of the whole: a shorter stage could not be seen
@@ -52,7 +52,7 @@ class Step {
     if (step.at === this.drawn) return;
     this.drawn = step.at;
     this.element.dataset.worker = name;
-    text(this.name, `${model ?? name}: ${reasonOf(step.why)}`);
+    text(this.name, `${model ?? name}: ${reasonOf(step)}`);
     text(this.words, wordsOf(step));
     const length = Math.max(...step.stages.map(([, , , , end]) => end), 1e-9);
     for (const { side, track, idle } of this.tracks) {
@@ -64,9 +64,8 @@ class Step {
   }
 }
 
-function reasonOf(told) {
-  const [why, ...uses] = told.split("; ");
-  const histories = uses.map((each) => each.split(" ")).map(([use, count]) => `${count} ${USES[use] ?? use}`);
+function reasonOf({ why, resumed }) {
+  const histories = Object.entries(resumed).map(([use, count]) => `${count} ${USES[use] ?? use}`);
   return `${WHY[why] ?? why}${histories.length ? `; pages that only the host had, since the start: ${histories.join(", ")}` : ""}`;
 }
 

@@ -172,6 +172,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
             [each.stage, each.part, each.layer, round(each.begin_s, 7), round(each.end_s, 7)]
             for each in step.stages
         ],
+        "resumed": step.resumed,
     }
 
 

@@ -45,7 +45,7 @@ def test_whole_layers_are_shown_up_to_the_bound() -> None:
     ]
     shown = record_of(step(stages), host_share=0.5, at_ms=1, resumed={"attend": 3, "fetch": 1})
 
-    assert shown.why == "two batches; attend 3; fetch 1"
+    assert (shown.why, shown.resumed) == ("two batches", {"attend": 3, "fetch": 1})
     assert shown.layers == 80
     assert len(shown.stages) <= MOST_STAGES < len(stages)
     assert {each.layer for each in shown.stages} == set(range(len(shown.stages) // 6))
