@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import random
 import signal
@@ -130,6 +131,14 @@ def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
         return lambda _name, _value: None
     found: Callable[[str, object], None] = request.getfixturevalue("record_property")
     return found
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_their_test() -> Iterator[None]:
+    """Take away the log that a service has set up in this process: pytest closes the stream it writes to."""
+    yield
+    root = logging.getLogger()
+    root.handlers = [one for one in root.handlers if type(one) is not logging.StreamHandler]
 
 
 @pytest.fixture(scope="session")

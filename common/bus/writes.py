@@ -286,6 +286,17 @@ class Writes:
         rows = hash_of(await self._redis.call("HGETALL", name))
         return {name.decode(): entry.decode() for name, entry in rows.items()}
 
+    async def acknowledged(self, collection: str, shard: int) -> str:
+        """Return the id up to which the furthest replica has applied; "0-0" if none has.
+
+        A replica may have been ahead of a stream that is lost: then the id is that of the stream's newest write, which
+        all replicas reach.
+        """
+        applied, last = await asyncio.gather(
+            self.applied(collection, shard), self.last_write(collection, shard)
+        )
+        return min(max(applied.values(), key=id_pair, default=START), last, key=id_pair)
+
     async def publish_snapshot(self, collection: str, shard: int, replica: str, entry: str) -> None:
         """Publish up to which id a replica's snapshot covers a shard, and trim the writes that all snapshots cover."""
         family = self.search_family(collection)

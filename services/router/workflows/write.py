@@ -97,7 +97,11 @@ async def _known_by(
     workflow: Workflow, record: CollectionRecord, layout: ShardLayout, ids: Sequence[str]
 ) -> dict[str, StoredDocument]:
     parcels: list[Parcel] = []
-    for shard, mine in layout.grouped(ids).items():
+    groups = layout.grouped(ids)
+    writes = workflow.context.bus.writes
+    # Whichever replica looks: it has applied all that was acknowledged before.
+    after = await asyncio.gather(*(writes.acknowledged(record.id, shard) for shard in groups))
+    for (shard, mine), acknowledged in zip(groups.items(), after, strict=True):
         for first in range(0, len(mine), KNOWN_AT_ONCE):
             some = mine[first : first + KNOWN_AT_ONCE]
             work = DocumentsWork(
@@ -106,10 +110,11 @@ async def _known_by(
                 ids=some,
                 limit=len(some),
                 with_text=False,
+                after=acknowledged,
                 shard=shard,
             )
             parcels.append(Parcel(encode(work), 1, 0))
-    family = workflow.context.bus.writes.search_family(record.id)
+    family = writes.search_family(record.id)
     stage = f"known{letters(layout.version) if layout.version else ''}"
     _, results = await workflow.gather(stage, [family], SEARCH_CLASSES, parcels)
     found = (doc for result in results for doc in cast("DocumentsResult", result).documents)

@@ -387,6 +387,17 @@ async def test_a_shard_is_split_while_it_is_written_and_searched(
     await call(http, "DELETE", path)
 
 
+async def test_a_delete_sees_what_was_stored(spread: Mesh, http: aiohttp.ClientSession) -> None:
+    """A write looks up documents on any replica, also on one that lags: it sees all that was acknowledged before."""
+    async with placed(http, "seen", 1, PROCESSES, count=1) as path:
+        for number in range(1, 20):
+            await store(http, path, 1, first=number)
+            status, body = await call(
+                http, "POST", f"{path}/documents/delete", {"ids": [f"d{number}"]}
+            )
+            assert (status, body["deleted"]) == (200, 1), number
+
+
 async def test_words_are_found_while_a_shard_is_split_and_moved(
     spread: Mesh, http: aiohttp.ClientSession
 ) -> None:
