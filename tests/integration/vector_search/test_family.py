@@ -12,6 +12,7 @@ import pytest
 from common.bus import Bus, Notifications
 from common.clock import SystemClock
 from common.config import SearchConfig
+from common.errors import Unavailable
 from common.wire.results import decode_result
 from common.wire.search import DocumentsWork
 from common.worker.leases import Lease
@@ -22,6 +23,7 @@ from services.vector_search.shard import Shard
 from tests.integration.vector_search.test_service import ROUTER, Mesh, mesh, replica
 from tests.support.servers import Cluster
 from tests.support.vectors import DIMENSION, document
+from tests.support.waiting import until
 
 __all__ = ["mesh", "replica"]
 
@@ -80,6 +82,39 @@ async def test_a_failing_search_is_its_own(
         told = await asyncio.gather(*broken, return_exceptions=True)
         assert all("search_failed" in str(error) for error in told), told
         assert await mesh.search(good, np.eye(DIMENSION)[0]) == ["a"]
+
+
+async def test_a_shard_that_moved_answers_from_its_holder(
+    mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search whose shard left its process while the job waited there is answered by a process that holds the shard."""
+    for number in range(2):
+        await replica(number)
+    record, moved = await mesh.create("moved"), 0
+    entry = await mesh.put(record, 0, document("a", np.eye(DIMENSION)[0]))
+
+    async def everywhere() -> bool:
+        applied = await mesh.bus.writes.applied(record.id, 0)
+        return list(applied.values()) == [entry] * 2
+
+    await until(everywhere, "the document on both")
+    search = Shard.search
+
+    def moving(self: Shard, work: Any, spent_s: float = 0.0) -> Any:
+        nonlocal moved
+        if self.directory.parents[1].name == "0":
+            moved += 1
+            raise Unavailable("the shard is elsewhere", code="shard_missing")
+        return search(self, work, spent_s)
+
+    monkeypatch.setattr(Shard, "search", moving)
+
+    async def asked() -> bool:
+        found = await asyncio.gather(*(mesh.search(record, np.eye(DIMENSION)[0]) for _ in range(8)))
+        assert found == [["a"]] * 8
+        return moved > 0
+
+    await until(asked, "a search of the process that the shard left")
 
 
 async def test_a_refusal_that_fails_is_its_own(

@@ -103,14 +103,14 @@ async def replica(
     """Start a replica in this process; returns a function that stops it."""
     running: list[tuple[asyncio.Event, asyncio.Task[None], Bus]] = []
 
-    async def start(**fields: Any) -> Callable[[], Any]:
+    async def start(number: int = 0, **fields: Any) -> Callable[[], Any]:
         config = SearchConfig(
             data_dir=str(tmp_path), redis_url=shared_redis.url, drain_s=5, **fields
         )
         bus = await Bus.open(config, SystemClock())
-        root = tmp_path / "search" / "0"
+        root = tmp_path / "search" / str(number)
         root.mkdir(parents=True, exist_ok=True)
-        one = Replica(ReplicaDirectory(root), bus, config, name="r-1", cores=1)
+        one = Replica(ReplicaDirectory(root), bus, config, name=f"r-{number + 1}", cores=1)
         stopping = asyncio.Event()
         task = asyncio.create_task(one.run(stopping))
         running.append((stopping, task, bus))
