@@ -155,7 +155,7 @@ class QueryLoop:
         generation: int,
         error: SpillwayError,
     ) -> None:
-        """End a job that was not answered here: by the answer of a process that holds its shard, else with the error."""
+        """End a job that was not answered here: as a process that holds its shard answers, else with the error."""
         try:
             if error.code != "shard_missing":
                 raise error

@@ -87,7 +87,7 @@ async def test_a_failing_search_is_its_own(
 async def test_a_shard_that_moved_answers_from_its_holder(
     mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search whose shard left its process while the job waited there is answered by a process that holds the shard."""
+    """A search whose shard left its process while the job waited there is answered by one that holds the shard."""
     for number in range(2):
         await replica(number)
     record, moved = await mesh.create("moved"), 0
