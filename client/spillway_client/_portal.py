@@ -89,14 +89,27 @@ class Portal:
         except RuntimeError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        begun: list[asyncio.Task[Any] | None] = []
+
+        async def noted() -> R:
+            begun.append(asyncio.current_task())
+            return await work
+
+        async def cancel() -> None:
+            for task in begun:
+                if task is not None:
+                    task.cancel()
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(noted(), loop).result()
         except concurrent.futures.CancelledError:
             raise errors.APIConnectionError("the client was closed during the call") from None
-        except BaseException:
-            if not future.done():  # KeyboardInterrupt: it came here, not there
-                future.cancel()
+        except Exception:
+            raise
+        except (
+            BaseException
+        ):  # KeyboardInterrupt: it came here, not there, maybe before this thread had the future
+            asyncio.run_coroutine_threadsafe(cancel(), loop)
             raise
 
     def close(self) -> None:
