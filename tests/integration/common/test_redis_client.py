@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from common.config import Common
 from common.pages.server import PagesServer, TierDown
 from tests.support.servers import KINDS, Cluster, Server
 
+ROUNDS = 15 if os.environ.get("SPILLWAY_PROFILE") == "soak" else 4
 KEY = "{a}:key"
 SAY = "return redis.error_reply(ARGV[1])"
 FILL = "return redis.call('SET', KEYS[1], ARGV[1])"
@@ -86,6 +88,7 @@ async def answered(asked: Asked, *command: Any) -> Any:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.sampled(3)
 async def test_replies_that_mean_later(asked: Asked) -> None:
     """A server that takes no commands now counts as away, whichever words say so; then it is back."""
     for words in AWAY:
@@ -119,7 +122,7 @@ async def test_commands_beside_one_that_closes_all_connections(asked: Asked) -> 
 
     The others get their own reply, or the error that means "away", and nothing else.
     """
-    for _ in range(15):
+    for _ in range(ROUNDS):
         names = [f"{{{n}}}:key" for n in range(40)]
         commands: list[tuple[Any, ...]] = [("SET", name, name) for name in names]
         commands[20:20] = [("EVAL", SAY, 1, KEY, AWAY[0])]
@@ -185,6 +188,7 @@ async def test_a_caller_cancelled_with_its_command(asked: Asked) -> None:
         await caller
 
 
+@pytest.mark.sampled(3)
 async def test_closed_under_a_caller(asked: Asked) -> None:
     """Who waits while the client is closed, or asks afterwards, is told so at once; nothing connects again."""
     waiting = asyncio.create_task(once(asked)(("BLPOP", "{a}:list", 0)))

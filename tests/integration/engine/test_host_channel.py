@@ -45,6 +45,7 @@ def sides(request: pytest.FixtureRequest, address: HelperAddress) -> Iterator[Si
         yield made
 
 
+@pytest.mark.sampled(2)
 def test_a_helper_attends(sides: Sides, tmp_path: Path) -> None:
     """Random steps: the same bits without a helper, with one, after it has left, and with the next one."""
     layers = sides.helped.layers
@@ -69,6 +70,7 @@ def test_a_helper_attends(sides: Sides, tmp_path: Path) -> None:
     assert layers["late"] == 0
 
 
+@pytest.mark.sampled(2)
 def test_a_helper_that_is_killed_amid_a_layer(sides: Sides, tmp_path: Path) -> None:
     """Whoever waits for a killed helper learns of its end, however patient, and computes the layer himself."""
     with helper_process(sides.address, tmp_path, "--slowdown", "100") as helper:
@@ -84,6 +86,7 @@ def test_a_helper_that_is_killed_amid_a_layer(sides: Sides, tmp_path: Path) -> N
         assert sides.helped.layers["helper"] > before
 
 
+@pytest.mark.sampled(2)
 def test_a_helper_that_stands_still(sides: Sides, tmp_path: Path) -> None:
     """A stopped helper delays one layer by the patience and gets nothing more; once it goes on it attends again."""
     with helper_process(sides.address, tmp_path) as helper:
@@ -108,6 +111,7 @@ def test_a_helper_that_stands_still(sides: Sides, tmp_path: Path) -> None:
         wait_until(attended)
 
 
+@pytest.mark.sampled(2)
 def test_a_slow_helper(sides: Sides, tmp_path: Path) -> None:
     """What a helper does too late is dropped, also where it is still busy when the next step begins."""
     sides.helped.patience_s = -NEVER_S

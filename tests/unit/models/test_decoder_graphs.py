@@ -21,6 +21,7 @@ TRITON = triton_attention()
 CONTEXTS = (700, 3, 40, 31, 32, 64, 511)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "window"),
     [("llama", None), ("mistral", 40), ("gemma2", 40), ("gemma3_text", 40), ("phi3", None)],
