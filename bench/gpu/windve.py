@@ -137,7 +137,7 @@ def measure(record: Record, directory: str, shape: str, device: str, *, tiny: bo
     allowed = sorted(os.sched_getaffinity(0))
     # The low cores stay with the services and the accelerator's driver (section IV.C of the paper).
     most = max(1, len(allowed) - 2)
-    objectives = (0.05,) if tiny else OBJECTIVES
+    objectives = (0.02,) if tiny else OBJECTIVES
     counts = sorted({1, most} if tiny else {2, 4, 8, most} & set(range(1, most + 1)))
     for cores in reversed(counts):
         cells = {f"{shape}/{slo_s:g}s/{LENGTH}/{cores}": (slo_s, LENGTH) for slo_s in objectives}
