@@ -42,10 +42,9 @@ compose+=(-p spillway-plan -f "$work/compose.yaml" -f "$override")
 # -- it runs ----------------------------------------------------------------------------------------------------
 # Its status is 1 where costs drifted, too, as they may: they were measured in no time, and without the limits of containers.
 check() { spillway plan check "$plan" --url "$url" --json >"$work/report" || [ $? = 1 ]; }
-reported() { field "'\n'.join(it['$1'])" <"$work/report"; }
 wait_differs() { # PATTERN: until the check names a difference like it, and no other; "" is none
     local give_up=$((SECONDS + 300)) found
-    until check && found=$(reported differs) && [ "$(grep -cv "^$1\$" <<<"$found")" = 0 ]; do
+    until check && found=$(field '"\n".join(it["differs"])' <"$work/report") && [ "$(grep -cv "^$1\$" <<<"$found")" = 0 ]; do
         [ $SECONDS -lt $give_up ] || fail "expected '$1', and plan check says: $(cat "$work/report")"
         sleep 0.5
     done
