@@ -15,8 +15,12 @@ trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 end() {
     local status=$?
     trap - ERR
-    if [ -z "${KEEP:-}" ]; then "${compose[@]}" down --volumes >/dev/null 2>&1 || true; fi
-    rm -rf "$work"
+    if [ -n "${KEEP:-}" ]; then
+        say "kept: $work; it ends by: ${compose[*]} down --volumes"
+    else
+        "${compose[@]}" down --volumes >/dev/null 2>&1 || true
+        rm -rf "$work"
+    fi
     exit "$status"
 }
 trap end EXIT

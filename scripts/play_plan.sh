@@ -72,6 +72,7 @@ say "a grounded answer: $(head -1 "$work/out") $(grep -o '\[1\] .*' "$work/out" 
 wait_differs 'kv_store: a replica is missing'
 "${compose[@]}" start kv_store >>"$work/said" 2>&1
 wait_differs ''
+say "costs that drifted from those measured before: $(field '"; ".join(it["drifted"]) or "none"' <"$work/report")"
 "$python" - "$plan" >"$work/other.json" <<'END'
 import json, sys
 
