@@ -20,8 +20,8 @@ from tests.clients.environments import python
 
 COUNT = 20
 FIRST = "pudia"  # the one that the tour asks about by name
-# Answers of the shipped model that must be right; it has read every page's like before, not the page. 15 are, whether all
-# PDFs are by one program or by several; one may turn on how another processor rounds.
+# Answers of the shipped model that must be right; it has read every page's like before, not the page. 15 are, whether
+# the PDFs are by 3 programs or by 13; one may turn on how another processor rounds.
 RIGHT = 14
 SCRIPT = Path(__file__).with_name("pdf_programs.py")
 
