@@ -42,7 +42,7 @@ def compose_override(plan: DeploymentPlan, name: str = "compose.plan.yaml") -> s
     }
     base = {_base(entry) for entry in plan.services} | {"vector_search", "kv_store", "router"}
     for unused in sorted(base - set(services)):
-        services[unused] = {"deploy": {"replicas": 0}}
+        services[unused] = {"deploy": _replicas(0)}
     volumes = {
         mount.partition(":")[0]: None
         for body in services.values() for mount in body.get("volumes", ())
@@ -90,10 +90,15 @@ def _composed(entry: PlannedService, plan: DeploymentPlan) -> Iterator[tuple[str
         body["environment"] = plan.environment(entry)
         if entry.cores:
             body["cpuset"] = entry.cores
-        body["deploy"] = {"replicas": entry.replicas if alike else 1}
+        body["deploy"] = _replicas(entry.replicas if alike else 1)
         if cpus := _cpus(entry):
             body["deploy"]["resources"] = {"limits": {"cpus": str(cpus)}}
         yield label, {key: value for key, value in body.items() if value != {}}
+
+
+def _replicas(number: int) -> dict[str, Any]:
+    """Return a service's `deploy`; the mode is the default, but podman-compose starts one replica without it."""
+    return {"mode": "replicated", "replicas": number}
 
 
 def _cpus(entry: PlannedService) -> int:

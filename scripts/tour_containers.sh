@@ -6,53 +6,19 @@
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 export COMPOSE_PROFILES=cpu,overflow # the overflow worker is killed, too
-read -ra compose <<<"${COMPOSE:-docker compose}"
-port=${ROUTER_PORT:-8080}
-url=http://127.0.0.1:$port
-python=${PYTHON:-.venv/bin/python}
-work=$(mktemp -d)
-began=$SECONDS
+. scripts/containers.sh
 services="router gpu_worker cpu_worker vector_search kv_store redis-bus redis-pages"
 
-say() { printf '%5d s  %s\n' $((SECONDS - began)) "$*"; }
-fail() { say "NOT SO: $*" >&2; tail -5 "$work/said" >&2 || true; exit 1; }
-since() { awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $1 }"; }
-trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
-end() {
-    local status=$?
-    trap - ERR
-    rm -rf "$work"
-    if [ -z "${KEEP:-}" ]; then "${compose[@]}" down --volumes >/dev/null 2>&1 || true; fi
-    exit "$status"
-}
-trap end EXIT
-
-inside() { "${compose[@]}" exec -T "$@" 2>>"$work/said"; }
 # A client in a container of its own, which none of the kills below touches.
 client() {
     "${compose[@]}" run --rm -T --no-deps -v "$work/notes:/notes:ro" -e SPILLWAY_URL=http://router:8080 \
         -e "SPILLWAY_API_KEY=$key" kv_store cli.main "$@" 2>>"$work/said"
 }
-api() { curl -sS --max-time 60 -H "Authorization: Bearer $key" -H 'Content-Type: application/json' "$url$1" "${@:2}"; }
-is_ready() {
-    if [[ $1 = redis-* ]]; then
-        inside "$1" redis-cli ping | grep -q PONG
-    else
-        inside "$1" python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:9464/readyz?wait=20', timeout=30)"
-    fi
-} 2>/dev/null
-wait_ready() {
-    local give_up=$((SECONDS + 300))
-    until is_ready "$1"; do
-        [ $SECONDS -lt $give_up ] || fail "$1 is not ready"
-        sleep 0.5
-    done
-}
 incarnation() { inside "$1" sh -c 'cut -d" " -f22 /proc/1/stat' || true; } # when its first process began
 
 # -- the start ------------------------------------------------------------------------------------------------
 at=$EPOCHREALTIME
-"${compose[@]}" up -d >"$work/up" 2>&1 || { cat "$work/up" >&2; fail "up"; }
+start
 for service in $services; do wait_ready "$service"; done
 say "all is ready $(since "$at") s after \`up -d\`"
 for service in $services; do
@@ -61,12 +27,7 @@ done
 say "nobody in them is root, their root file systems cannot be written, none has a compiler"
 
 # -- keys -------------------------------------------------------------------------------------------------------
-[ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/models")" = 401 ]
-say "without a key: 401"
-key=$(inside router spillway keys create --tenant tour | tr -d '\r')
-export SPILLWAY_API_KEY=$key
-[ "$(api /v1/models -o /dev/null -w '%{http_code}')" = 200 ]
-say "with the key that \`exec router spillway keys create --tenant tour\` printed: 200"
+make_key tour
 
 # -- the tour -----------------------------------------------------------------------------------------------------
 api /v1/embeddings -d '{"input": "water over the dam"}' >"$work/embedding"

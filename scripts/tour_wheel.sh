@@ -4,6 +4,8 @@
 # (`python -m tests.clients.environments pdf` installs those that are packages). Ends at the first thing that does not hold.
 #   scripts/tour_wheel.sh               make the wheels first, install with pip
 #   WHEELS=dist UV=uv KEEP=1 …          wheels that are there already; install with this uv; keep the directory
+#   IMAGE=python:3.11-slim-bookworm …   in a container of this image, which sees the directory only (DOCKER=podman;
+#                                       DOCKER_FLAGS="…" for `run`, say to mount a pip.conf)
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -18,13 +20,16 @@ end() {
     local status=$?
     trap - ERR
     if [ -x "$bin/spillway" ]; then spillway down --data-dir data >/dev/null 2>&1 || true; fi
+    if [ -n "${container:-}" ]; then "$docker" rm -f "$container" >/dev/null 2>&1 || true; fi
     if [ -n "${KEEP:-}" ]; then say "kept: $work"; else rm -rf "$work"; fi
     exit "$status"
 }
 bin=$work/environment/bin
 trap end EXIT
+machine=() # what a command of the user's machine begins with
 # As a user of another machine: of this one's environment, a home without anything in it, and no compiler.
-spillway() { (cd "$work/empty" && env -i HOME="$work/home" PATH="$bin" LANG=C.UTF-8 spillway "$@" 2>>"$work/said"); }
+as_user() { (cd "$work/empty" && "${machine[@]}" env -i HOME="$work/home" PATH="$bin" LANG=C.UTF-8 "$@"); }
+spillway() { as_user spillway "$@" 2>>"$work/said"; }
 libraries() { (cd "$1" && find . -name '*.so' -type f -exec sha256sum {} + | sort); }
 mkdir "$work/empty" "$work/home" "$work/pdf"
 
@@ -38,6 +43,20 @@ say "wheels: $(cd "$wheels" && echo *.whl)"
 
 # -- the installation --------------------------------------------------------------------------------------------
 base=$("$python" -c 'import sys; print(sys.base_prefix)')/bin/python3 # the one that hnswlib's wheel is for
+if [ -n "${IMAGE:-}" ]; then
+    [ -z "${UV:-}" ] || fail "IMAGE and UV are given; expected one of them"
+    docker=${DOCKER:-docker}
+    read -ra flags <<<"${DOCKER_FLAGS:-}"
+    container=$("$docker" run -d --init --network host -v "$work:$work" -v "$(realpath "$wheels"):$work/dist:ro" \
+        "${flags[@]}" "$IMAGE" sleep infinity 2>"$work/said")
+    machine=("$docker" exec -w "$work/empty" "$container")
+    base=python3 wheels=$work/dist
+    "${machine[@]}" test ! -e "$PWD"
+    if "${machine[@]}" sh -c 'command -v cc || command -v c++ || command -v gcc || command -v g++ || command -v clang'; then
+        fail "a compiler is in the container"
+    fi
+    say "a container of $IMAGE, without a compiler or this checkout: $("${machine[@]}" python3 --version)"
+fi
 if [ -n "${UV:-}" ]; then
     uv=$(command -v "$UV")
     env -u PYTHONPATH PATH="$bin" UV_TOOL_DIR="$work/tools" UV_TOOL_BIN_DIR="$bin" \
@@ -45,12 +64,13 @@ if [ -n "${UV:-}" ]; then
         --find-links "$wheels" ${UV_FIND_LINKS:+--find-links "$UV_FIND_LINKS"} spillway >"$work/said" 2>&1
     inside=$work/tools/spillway/bin/python
 else
-    "$base" -m venv "$work/environment"
-    env -u PYTHONPATH PATH="$bin" "$bin/python" -m pip install --find-links "$wheels" spillway >"$work/said" 2>&1
+    "${machine[@]}" "$base" -m venv "$work/environment"
+    "${machine[@]}" env -u PYTHONPATH PATH="$bin" "$bin/python" -m pip install --find-links "$wheels" spillway \
+        >"$work/said" 2>&1
     inside=$bin/python
 fi
 if PATH=$bin command -v cc c++ gcc g++ clang clang++; then fail "a compiler is on the PATH"; fi
-packages=$(cd "$work/empty" && env -i PATH="$bin" "$inside" -c 'import engine, os; print(os.path.dirname(engine.__path__[0]))')
+packages=$(as_user "$inside" -c 'import engine, os; print(os.path.dirname(engine.__path__[0]))')
 [[ $packages == "$work"/* ]]
 libraries "$packages/engine" >"$work/brought"
 libraries "$packages/services" >>"$work/brought"
@@ -80,7 +100,7 @@ grep -q 'my-model-q8-0 .*generate' "$work/out"
 "$python" -c 'import sys, urllib.request as u; sys.exit(b"<script" not in u.urlopen(sys.argv[1]).read())' "$url/"
 say "so is the dashboard, at $url/"
 pid=$(in_data status | awk '/gpu_worker/ {print $2}')
-grep -q "$packages/engine/kernels/decoder/step" "/proc/$pid/maps"
+"${machine[@]}" grep -q "$packages/engine/kernels/decoder/step" "/proc/$pid/maps"
 say "the model runs in a library that came along"
 in_data ingest docs "$work/pdf" >"$work/out"
 grep -q '20 stored' "$work/out"
@@ -89,8 +109,6 @@ in_data chat --collection docs 'Who is the mayor of Pudia?' >"$work/out"
 grep -q 'Youtlane Thiker' "$work/out"
 grep -q 'pudia.pdf:[^ ]* page \(1-\)\?2 ' "$work/out"
 say "an answer of the file's, from the PDFs: $(head -1 "$work/out") $(grep -o '\[1\] .*' "$work/out" | tail -1)"
-"$python" -m tests.support.handbook_pdfs ask "$url" docs >"$work/out" || fail "$(cat "$work/out")"
-say "$(tail -1 "$work/out")"
 give_up=$((SECONDS + 600))
 until grep -q '\b\([0-9]*\) of \1 documents in `docs`' "$work/empty/data/logs/supervisor.log"; do
     [ $SECONDS -lt $give_up ] || fail "the samples are not loaded"
@@ -101,6 +119,8 @@ grep -q 'pudia.md' "$work/out"
 in_data search docs 'copy a whole directory tree' >"$work/out"
 grep -q 'python/shutil.copytree' "$work/out"
 say "the samples are there: $(head -1 "$work/out")"
+"$python" -m tests.support.handbook_pdfs ask "$url" docs >"$work/out" || fail "$(cat "$work/out")"
+say "about the PDFs, among all of these: $(tail -1 "$work/out")"
 in_data down >"$work/out"
 say "stopped"
 

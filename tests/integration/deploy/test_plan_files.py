@@ -71,6 +71,7 @@ def merged(plan: DeploymentPlan) -> dict[str, dict[str, Any]]:
             **base["deploy"]["resources"]["limits"],
             **part["deploy"].get("resources", {}).get("limits", {}),
         }
+        assert part["deploy"]["mode"] == "replicated"  # else podman-compose starts one replica
         each["deploy"] = {"resources": {"limits": limits}, "replicas": part["deploy"]["replicas"]}
         found[name] = each
     used = {mount.partition(":")[0] for each in found.values() for mount in each.get("volumes", [])}
