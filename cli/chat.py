@@ -170,8 +170,8 @@ class Conversation:
         model = self._model()
         if model is None:
             return say(
-                "no chat model is served; `spillway status` shows what runs, and SPILLWAY_CHAT_MODEL"
-                " (a directory or a hub id) names another one for `spillway up`",
+                "no chat model is served; `spillway status` shows what runs, and `spillway up --model MODEL`"
+                " (a GGUF file, a directory or a hub id) serves one",
                 1,
             )
         self._begin(model)
