@@ -1,4 +1,4 @@
-"""`spillway bench`: measure one row of the targets, write its JSON, and name rivals that were not measured."""
+"""`spillway bench`: measure a row of docs/benchmarks.md, write its JSON, and name rivals that were not measured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from loadgen.html.page import can_plot
 def add(subparsers: Any) -> None:
     """Declare `bench` on the console script's subparsers."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "bench", help="measure one row of the targets", description=__doc__
+        "bench", help="measure a row of docs/benchmarks.md", description=__doc__
     )
     parser.add_argument("id", nargs="?", help="the row, such as E1; see --list")
-    parser.add_argument("--list", action="store_true", help="say which rows there are")
+    parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument(
         "--all", action="store_true", help="every row; with --list: how each stands"
     )
@@ -29,11 +29,11 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--setup", action="store_true", help="install the row's rivals, then stop")
     parser.add_argument("--count", type=int, help="pairs, kills or rounds; default: the row's own")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="of a row's cells those whose name holds this")
+    parser.add_argument("--only", default="", help="measure only cells whose name holds this")
     parser.add_argument(
         "--partial", type=Path, help="keep here what is done; the same command goes on with it"
     )
-    parser.add_argument("--minutes", type=float, help="begin nothing after so long: with --partial")
+    parser.add_argument("--minutes", type=float, help="with --partial: begin nothing after so long")
     parser.add_argument(
         "--cgroup",
         type=Path,

@@ -38,20 +38,23 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("-k", type=int, metavar="N", help="with --collection: how many passages")
     parser.add_argument("--filter", metavar="JSON", help="with --collection: only these documents")
     parser.add_argument(
-        "--min-score", type=float, metavar="S", help="with --collection: only passages as near"
+        "--min-score",
+        type=float,
+        metavar="S",
+        help="with --collection: only passages that score S or more",
     )
     add_ranking(parser, "with --collection: ")
     parser.add_argument(
         "--interval",
         type=_interval,
         metavar="N",
-        help="with --collection: search again after so many tokens of the answer, 8 to 64 or auto",
+        help="with --collection: search again after every N tokens of the answer: 8 to 64, or auto",
     )
     parser.add_argument(
-        "--passages", action="store_true", help="with --collection: print what was read, too"
+        "--passages", action="store_true", help="with --collection: print the passages, too"
     )
     parser.add_argument(
-        "--session", metavar="ID", help="go on with a session of the server's; `new` begins one"
+        "--session", metavar="ID", help="go on with a session of the server; `new` begins one"
     )
     parser.add_argument("--model", metavar="NAME", help="which model (default: the only one)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
@@ -61,7 +64,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--schema", metavar="FILE", help="answer in JSON that the JSON Schema in this file allows"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="the same answer again")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
     add_server(parser)
     parser.set_defaults(run=run)
 
@@ -167,8 +170,8 @@ class Conversation:
         model = self._model()
         if model is None:
             return say(
-                "no chat model is served; `spillway status` shows what runs, and SPILLWAY_CHAT_MODEL"
-                " (a directory or a hub id) names another one for `spillway up`",
+                "no chat model is served; `spillway status` shows what runs, and `spillway up --model MODEL`"
+                " (a GGUF file, a directory or a hub id) serves one",
                 1,
             )
         self._begin(model)

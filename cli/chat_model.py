@@ -47,8 +47,8 @@ def choose(config: WorkerConfig) -> ChatModel:
     if place.is_dir():
         if not (place / "config.json").is_file():
             raise ConfigError(
-                f"SPILLWAY_CHAT_MODEL is {asked!r}: no config.json in it; expected a model's directory"
-                " as Hugging Face has them, or a hub id"
+                f"SPILLWAY_CHAT_MODEL is {asked!r}: no config.json in it; expected a directory with config.json,"
+                " safetensors and tokenizer.json, a GGUF file, a hub id, or none"
             )
         return ChatModel(str(place.resolve()), _short(place))
     if place.is_file():

@@ -19,7 +19,7 @@ from planner.deployment import DeploymentPlan, PlanError, PlannedService
 from planner.manifests import compose_override, kustomize_overlay
 from planner.plan_check import ReportedProcess, differences
 
-CHECK_HELP = "does the mesh run what a plan says, at the costs it was planned with"
+CHECK_HELP = "compare a running mesh with its plan: services, settings and costs"
 WRITE_HELP = "write a plan as an override of compose.yaml, or as a kustomize overlay"
 _ASK_S = 10.0
 

@@ -29,10 +29,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "ingest",
         help="put documents into a collection",
         description="Put the documents below each PATH into COLLECTION, created if missing: PDF, DOCX, PPTX, HTML,"
-        " Markdown, code and any other text. A document's id is its path below PATH. What holds no text is skipped and"
+        " Markdown, code and any other text. A document's id is its path below PATH. Files without text are skipped and"
         " named; documents that cannot be read (scans without text, encrypted or damaged ones, spreadsheets) count as"
-        " failed, and the status is 1. Unchanged files are left alone, changed ones replaced; an interrupted run"
-        " resumes by running it again.",
+        " failed, and the status is 1. Unchanged files are left alone, changed ones replaced. Repeat an interrupted run"
+        " to go on with it.",
     )
     parser.add_argument("collection")
     parser.add_argument("path", nargs="+", type=Path, help="folders or files")

@@ -45,8 +45,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     ):
         each = verbs.add_parser(verb, help=help_text, description=help_text)
         if named:
-            each.add_argument("model", help="a hub id, or the path of a file or directory")
-        each.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+            about = "a hub id, or the path of a file or directory" if verb == "show" else "a hub id"
+            each.add_argument("model", help=about)
+        about = "for programs"
+        each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=about)
         each.set_defaults(verb=verb)
 
 

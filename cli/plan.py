@@ -58,7 +58,8 @@ class ShardedLatency(NamedTuple):
 
 def add(subparsers: Any) -> None:
     """Add the command and what it plans."""
-    parser = subparsers.add_parser("plan", help="plan a deployment from measured times")
+    about = "plan a deployment from measured times; check a mesh against a plan, write it as files"
+    parser = subparsers.add_parser("plan", help=about, description=about)
     verbs = parser.add_subparsers(dest="verb", metavar="WHAT", required=True)
     retrieval = verbs.add_parser("retrieval", help=HELP, description=HELP)
     option = retrieval.add_argument
@@ -68,9 +69,9 @@ def add(subparsers: Any) -> None:
     option("--batch", metavar="N", help="sequences of a batch (1)")
     option("--inference-units", metavar="N", help="processes that generate now")
     option("--retrieval-units", metavar="N", help="processes that retrieve now, or sets of shards")
-    option("--units", metavar="N", help="both together, where there is no split yet")
+    option("--units", metavar="N", help="processes of both kinds together, instead of a split")
     option(
-        "--file", type=Path, help="JSON with these, times in seconds: inference_s, retrieval_s, …"
+        "--file", type=Path, help="these values as JSON, in seconds: inference_s, retrieval_s, …"
     )
     option("--json", action="store_true", help="for programs")
     plan_deployment.add(verbs)

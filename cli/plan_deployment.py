@@ -52,10 +52,11 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(VERB, help=HELP, description=HELP)
     option = parser.add_argument
     option("--schema", type=Path, required=True, help="the pipeline's stages, YAML or JSON")
-    option("--inventory", type=Path, required=True, help="what there is: `spillway profile`")
+    about = "the machines and what stages take on them, as `spillway profile` writes it"
+    option("--inventory", type=Path, required=True, help=about)
     option(
         "--goal", action="append", default=[], metavar="NAME=N",
-        help=f"what shall be reached, any of {', '.join(GOALS)}",
+        help=f"a goal, any of {', '.join(GOALS)}; repeatable",
     )  # fmt: skip
     option(
         "--trace", type=Path, metavar="FILE",
@@ -63,17 +64,18 @@ def add(verbs: Any) -> None:
     )  # fmt: skip
     option(
         "--price", action="append", default=[], metavar="NAME=N",
-        help="what a chip or a host costs an hour (chip=1, host=0)",
+        help="the price of a chip or a host an hour (chip=1, host=0)",
     )  # fmt: skip
     option(
         "--most-batch", action="append", default=[], metavar="STAGE=N",
-        help="no larger batches of a stage (decode=1024, others 128)",
+        help="the largest batch of a stage (decode=1024, others 128)",
     )  # fmt: skip
     option(
         "--lever", action="append", default=[], metavar="NAME",
-        help=f"plan with it: {', '.join(lever.name for lever in LEVERS)}",
+        help=f"plan with a lever: {', '.join(lever.name for lever in LEVERS)}",
     )  # fmt: skip
-    option("--explain", action="store_true", help="every part's rate, and levers on what binds")
+    about = "show the rate of every part, and the levers on what binds"
+    option("--explain", action="store_true", help=about)
     option("--plot", type=Path, metavar="FILE", help="the front as a picture, .svg or .html")
     option("--running", type=Path, metavar="PLAN", help="mark this plan's deployment in the plot")
     option(

@@ -61,10 +61,10 @@ def add(subparsers: Any) -> None:
     option(
         "--threads",
         metavar="LIST",
-        help="threads to measure with, such as 1,2 (1, 2, 4 … the cores)",
+        help="threads to measure with, such as 1,2 (default: 1, 2, 4 … up to the cores)",
     )
     option(
-        "--collection", help="search this one of the running mesh (default: one of random vectors)"
+        "--collection", help="with --url: search this collection (default: one of random vectors)"
     )
     option("--prompt-tokens", metavar="N", default="512", help="tokens of a prompt (512)")
     option("--answer-tokens", metavar="N", default="32", help="tokens of an answer (32)")

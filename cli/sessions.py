@@ -35,16 +35,16 @@ def add(subparsers: Any) -> None:
     export = verbs.add_parser("export", help="write a session as JSON to stdout, or to a file")
     export.add_argument("--output", "-o", type=Path, metavar="FILE")
     export.add_argument(
-        "--pages", type=Path, metavar="FILE", help="write what was computed for it, too"
+        "--pages", type=Path, metavar="FILE", help="write its KV pages to this file, too"
     )
-    pin = verbs.add_parser("pin", help="keep what was computed for a session until it ends")
-    unpin = verbs.add_parser("unpin", help="let that go when there is no room")
+    pin = verbs.add_parser("pin", help="keep a session's KV pages until it ends")
+    unpin = verbs.add_parser("unpin", help="let its KV pages go when there is no room")
     for verb in (show, delete, export, pin, unpin):
         verb.add_argument("id", metavar="ID", help="as `list` shows it")
     load = verbs.add_parser("import", help="make a new session of an exported one")
     load.add_argument("file", metavar="FILE", help="`-`: what is piped in")
-    load.add_argument("--model", metavar="NAME", help="for this model, not the one it was had with")
-    load.add_argument("--pages", type=Path, metavar="FILE", help="what `export --pages` wrote")
+    load.add_argument("--model", metavar="NAME", help="for this model (default: the document's)")
+    load.add_argument("--pages", type=Path, metavar="FILE", help="the file of `export --pages`")
     for verb in (listing, show, delete):
         verb.add_argument("--json", action="store_true", help="for programs")
     for verb in (listing, show, delete, export, pin, unpin, load):
@@ -124,7 +124,7 @@ async def _delete(client: AsyncSpillway, args: argparse.Namespace) -> int:
     else:
         gone = [f"{kind} {count}" for kind, count in deleted.removed.items() if count]
         print(f"session {deleted.id} is deleted; removed: {', '.join(gone) or 'nothing else'}")
-        print("every key and stream was searched again, in vain; --json shows the proof")
+        print("a second search found nothing of it; --json shows the proof")
     return 0
 
 
