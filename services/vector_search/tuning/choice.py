@@ -49,17 +49,26 @@ def _exact(known: StageCalibration, rows: int, rows_bytes: int) -> Iterable[Expl
     yield ExploredSetting(setting, 1.0, 1.0, 1.0 / mean_s, mean_s * known.exact_tail, rows_bytes)
 
 
+def _terms(known: StageCalibration, search: ListsSearch) -> tuple[float, ...]:
+    """Return what the time of a search in lists is a sum of: its parts by the lines, and the root of its places.
+
+    Places that are read first cost more than those after them: their lists are nearer, so more of their codes enter the
+    queue, and they find the caches cold.
+    """
+    return *known.lists.parts_s(search.work()), math.sqrt(search.slots)
+
+
 def _lines(known: StageCalibration, trial: ListsTrial) -> CostLines:
-    """Return how many times what the lines say each part of a search took in these lists.
+    """Return what a unit of each term took in these lists.
 
     Real codes cost more than made-up ones, and so do the rows of lists that lie apart.
     """
     if not trial.timed:
-        return CostLines((1.0,) * len(PARTS))
+        return CostLines((*(1.0 for _ in PARTS), 0.0))
     measured = []
     for way in trial.timed:
         search = _search(trial, trial.rows, way.effort, way.depth)
-        measured.append((known.lists.parts_s(search.work()), way.mean_s))
+        measured.append((_terms(known, search), way.mean_s))
     return CostLines.fit(measured)
 
 
@@ -85,9 +94,9 @@ def _lists(
     tail = _tail(trial.timed, known.lists_tail)
     for option in trial.options:
         search = _search(trial, rows, option.probes, option.depth)
-        mean_s = lines.seconds(known.lists.parts_s(search.work()))
+        mean_s = lines.seconds(_terms(known, search))
         slow = search._replace(slots=max(option.slots_p99 * grown, search.slots))
-        p99_s = tail * lines.seconds(known.lists.parts_s(slow.work()))
+        p99_s = tail * lines.seconds(_terms(known, slow))
         for threads, factor in _threads(known.threads, known.lists_speedup):
             setting = IndexSetting(
                 "ivfpq",

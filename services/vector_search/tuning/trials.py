@@ -40,7 +40,7 @@ _CODED_AT_ONCE = 32_768
 _BUILD_SLICE = 2000
 # Values of ef that a graph's line goes through, and how many ways to read them the lines of lists do.
 _TIMED_EFS = (10, 16, 32, 64, 128, 256)
-_TIMED_WAYS = 9
+_TIMED_WAYS = 12
 _MOST_EF = 2048
 _ROUNDS = 5
 
