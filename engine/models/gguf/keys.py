@@ -10,7 +10,7 @@ from engine.models.gguf.reader import GgufFile
 
 
 class ArchitectureKeys:
-    """Entries by their names after the architecture's; ConfigError says what is missing or makes no sense."""
+    """Metadata entries, named without the architecture's prefix; ConfigError names a missing or invalid entry."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self._architecture = file, architecture
