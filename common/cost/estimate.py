@@ -13,7 +13,7 @@ from typing import NamedTuple
 from common.cost.linear import LinearCost, Probe, fit
 from common.cost.online import Explained
 
-# Queries of the first probes; another probe is at _FAR of the depth expected from these, near the line's use.
+# Queries of the first probes; another probe is at _FAR of the depth expected from these, near where the line is used.
 _POINTS = (1, 8, 16, 32)
 _FAR = 0.7
 _REPEATS = 3

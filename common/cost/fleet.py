@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 HOURS_A_MONTH = 730
-_ROUNDING = 1e-9  # a quotient this close to a whole number counts as that number
+_ROUNDING = 1e-9  # a quotient this close below a whole number counts as that number
 _SAME = 1e-6  # of the SLO: the precision of timestamps, which are floats in seconds since 1970
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from statistics import median
 
 _MEMORY = 0.9  # a point's weight for its former value, after a measurement at the point
-_FARTHEST = 4.0  # the largest ratio, and 1 / the least, that one measurement may have
+_FARTHEST = 4.0  # one measurement counts as at most this, and at least 1 / this, times predicted
 
 
 class CostTable:
@@ -19,7 +19,7 @@ class CostTable:
     __slots__ = ("_seconds", "_sizes", "_slopes", "points")
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        """Take each size's median, but at least that of smaller sizes; ValueError unless all numbers are positive."""
+        """Take each size's median, but at least that of smaller sizes; ValueError without points above 0."""
         by_size: dict[float, list[float]] = {}
         for size, seconds in points:
             by_size.setdefault(size, []).append(seconds)

@@ -133,8 +133,8 @@ class DecoderCapacity:
     def budget(self, decoding: Step, most: int) -> int:
         """Return the number of rows that a step may have without slowing decoding streams too much.
 
-        The step may take `itl_s`, or twice as long as the streams need alone. It has room for at least one page of
-        prompt rows, so that prompts make progress, and for at most `most` rows.
+        The step may take `itl_s`, or twice as long as the streams need alone, whichever is longer. It has room for at
+        least one page of prompt rows, so that prompts make progress, and for at most `most` rows.
         """
         if not decoding.sequences:
             return most

@@ -107,7 +107,7 @@ class AttentionChannel(Protocol):
         """Hand a step's arguments to the helper; False if they do not fit, or the helper cannot take a step now."""
 
     def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+        """Append keys and values to the pages, with `threads` threads, and hand a layer's queries to the helper.
 
         `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
         """
@@ -185,7 +185,7 @@ class HostChannel:
         )
 
     def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+        """Append keys and values to the pages, with `threads` threads, and hand a layer's queries to the helper.
 
         `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
         """

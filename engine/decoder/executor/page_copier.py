@@ -141,7 +141,7 @@ class TorchPageCopier:
         return await self._later(partial(self._value, header, tier, page))
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
-        """Write values from a lower tier to host pages; return the errors of those that are not sound."""
+        """Write values from a lower tier to host pages; return the errors of damaged values."""
         return await self._later(partial(self._fill, pages))
 
     async def _later(self, call: Callable[[], T]) -> T:

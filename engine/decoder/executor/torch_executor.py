@@ -386,7 +386,7 @@ class TorchExecutor:
         return self.stages.hidden(batch, _arrival(loading), moves)
 
     def _check_tokens(self, batch: Sequence[SequenceInput]) -> None:
-        """Raise ValueError for tokens outside the vocabulary, or if their number differs from that of positions."""
+        """Raise ValueError for tokens outside the vocabulary, or for more or fewer tokens than positions."""
         vocabulary = self.shape.vocabulary
         for index, rows in enumerate(batch):
             if len(rows.tokens) != len(rows.positions):

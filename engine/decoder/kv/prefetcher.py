@@ -24,7 +24,7 @@ from engine.decoder.kv.tiers import Price
 from engine.decoder.scheduler import Scheduler
 from engine.decoder.sequence import TokenSequence
 
-RISE = 1.25  # the most by which one look-up raises the expected seconds of the next
+RISE = 1.25  # the largest factor by which one look-up raises the expected seconds
 AT_ONCE, TOGETHER = 3, 4  # concurrent calls, and pages in each call
 RECALL_S = 2.0  # the longest wait for a page on disk
 # The pause between two reads of pages that kv_store brings from its disk: kv_store sends no notice, so these reads

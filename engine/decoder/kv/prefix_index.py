@@ -40,7 +40,7 @@ class PrefixIndex:
         return self._chains.get(session, [])
 
     def left(self, session: str, ids: Sequence[PageId]) -> None:
-        """Record the full pages of a sequence that has left; `session` is empty if it was no session's turn."""
+        """Record the full pages of a sequence that has left; `session` is empty for a request without a session."""
         for mark in marks_of(ids):
             self._marks[mark] = None
             self._marks.move_to_end(mark)
@@ -68,7 +68,7 @@ class PrefixIndex:
             self._marks.pop(mark, None)
 
     def some_marks(self, count: int) -> list[PageId]:
-        """Return the `count` marks that were returned longest ago, and move them to the end."""
+        """Return up to `count` marks, those returned longest ago first, and move them to the end."""
         some = list(islice(self._marks, count))
         for mark in some:
             self._marks.move_to_end(mark)

@@ -86,7 +86,7 @@ def resume_choices(
 def choose_resume(
     prompt: PromptState, beside: StepWork, fits: ResumeFits, costs: OffloadCosts
 ) -> ResumeChoice | None:
-    """Return the choice with the least seconds among those that fit; None if none fits."""
+    """Return the fitting choice with the least seconds; None if no choice fits."""
     found = [
         choice
         for choice in resume_choices(prompt, beside, costs, hidden=fits.hidden)

@@ -16,7 +16,7 @@ class ArchitectureKeys:
         self.file, self._architecture = file, architecture
 
     def has(self, name: str) -> bool:
-        """True if the entry is there."""
+        """True if the file has the entry."""
         return f"{self._architecture}.{name}" in self.file.metadata
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:

@@ -109,7 +109,7 @@ class History:
         return self._sum_up(rates)
 
     def _sum_up(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each slot the sum of `values` over the node and all nodes below it."""
+        """Return for each slot the sum of `rates` over the node and all nodes below it."""
         sums = rates.copy()
         parents = self.parent[: self.size]
         slots = np.flatnonzero(parents >= 0)
@@ -122,7 +122,7 @@ class History:
         return sums
 
     def hazards(self, now_s: float) -> NDArray[np.float64]:
-        """Return by slot the sum of learned rates of return over the sessions that end at the node or below it."""
+        """Return by slot the learned rates of return, summed over the turns that end at the node or below it."""
         return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
     def hold(self, page: PageId) -> PageRun:
