@@ -76,8 +76,8 @@ class DeviceQueue:
     ) -> None:
         self._clock, self._note, self._yields = clock, ended, yields
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # Tasks that have not begun. The caller's and the device's thread both remove tasks: the one that removes owns
-        # the task.
+        # Tasks that have not begun. Both the event loop and the device's thread remove tasks; the remover owns the
+        # task.
         self._unbegun: set[asyncio.Future[Any]] = set()
         self._ended: dict[str, float] = {}  # when the last task of each kind ended
         self._ended_s = clock.monotonic()  # when the last task of any kind ended
@@ -111,8 +111,7 @@ class DeviceQueue:
     ) -> asyncio.Future[T]:
         """Queue a task at once and return the future of what `function(*args)` returns or raises.
 
-        `deadline_s` is by the queue's monotonic clock; the default is now + `predicted_s`, so that no task waits
-        forever.
+        `deadline_s` is by the queue's monotonic clock; by default it is now + `predicted_s`: no task waits forever.
         """
         now_s = self._clock.monotonic()
         due_s = now_s + predicted_s if deadline_s is None else deadline_s

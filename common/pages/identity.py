@@ -27,8 +27,7 @@ def marks_of(ids: Sequence[PageId]) -> list[PageId]:
 
 def root_id(fingerprint: str, scope: str) -> PageId:
     """Return the parent id of all first pages of one model in one scope (a tenant)."""
-    # The fingerprint has only hexadecimal digits (and a short context), so the zero byte separates it: no pairs
-    # collide.
+    # The fingerprint has only hexadecimal digits (and a short context), so the zero byte keeps all pairs distinct.
     return _digest(fingerprint.encode() + b"\0" + scope.encode())
 
 

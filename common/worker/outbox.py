@@ -129,8 +129,7 @@ class Outbox:
 
         `index` is the expected length of the log; if the log has another length, the event gets the log's index. The
         turn of `part` is appended to its session in the same script; "deleted" or "changed" if the session does not
-        expect the turn any more: the job then ends with the error `session_deleted` or `session_changed` instead of its
-        result.
+        expect the turn any more: the job then ends with the error `session_deleted` or `session_changed`.
         """
         event = Event(index=index, kind="result", data=encode(result))
         return await self._end(lease, event, part=part)
@@ -250,8 +249,7 @@ class Outbox:
     def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
         ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
         self._leases.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
-        # These verdicts end no job: another try follows, an earlier call counted the end, or the entry belonged to no
-        # job.
+        # These verdicts end no job: another try follows, an earlier call counted the end, or the entry had no job.
         again = {"early", "returned", "done", "bad"}
         if ended not in again:
             metrics.ended(self._family, lease.cls, ended)

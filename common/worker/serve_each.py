@@ -18,8 +18,7 @@ from common.worker.leases import Lease
 from common.worker.worker import Worker
 
 STEP_S = 0.25
-# The predicted seconds of a step, which usually takes far less; after five times this long a hung loop loses its
-# leases.
+# The predicted seconds of a step, which usually takes far less; a loop that hangs five times longer loses its leases.
 PREDICTED_S = 3.0
 _RETRY_S = 0.2
 _TOKENS = 1 << 40  # no limit in tokens, since room is counted in jobs

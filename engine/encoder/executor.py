@@ -17,8 +17,8 @@ from engine.encoder.model import EncoderModel, Floats
 class EncoderInput(NamedTuple):
     """The token lists of one job: texts, or pairs for a cross-encoder, whose token types are `types` ([]: all 0).
 
-    With `scores` the job asks for scores: a cross-encoder's of each pair, an encoder's of the first text with each
-    other.
+    With `scores` the job asks for scores: of each pair from a cross-encoder, of the first text with each other text
+    from an encoder.
     """
 
     rows: list[list[int]]

@@ -108,7 +108,7 @@ class EncoderKernels:
 
 
 def open_library(path: Path) -> ctypes.CDLL | None:
-    """Open a library of kernels beside torch's OpenMP; None, and a warning, if it cannot be opened."""
+    """Open a library of kernels that shares torch's OpenMP; None, with a warning, if that fails."""
     try:
         open_openmp()
         return ctypes.CDLL(str(path))

@@ -1,1 +1,1 @@
-"""Executors: they compute the steps that the scheduler plans."""
+"""Executors, which compute the steps that the scheduler plans: torch, compiled kernels, and the sim device."""

@@ -132,7 +132,7 @@ class TorchPageCopier:
             self._submit(partial(self._sum, pages), urgent=True)
 
     def layout(self, group: int) -> tuple[int, int]:
-        """Return how many layers a page of a group has, and the bytes of one."""
+        """Return the number of layers of a group's page, and the bytes of one layer."""
         _, layers, size = self._bytes[group].shape
         return layers, size if self._form is None else self._form.size(size)
 

@@ -38,8 +38,7 @@ class _Place(NamedTuple):
 class WriteBack:
     """Puts one worker's pages into lower tiers; `policy` selects pages to put before the host must evict them.
 
-    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned at least once; `back`:
-    none.
+    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before; `back`: none.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ class HostHistory(NamedTuple):
     """The computed pages of a new prompt on the host: `pages` in all, used in place if the prompt's home is the host.
 
     `idle` pages are held by no sequence, and count as free on the host until they are used. `fetched` pages have no
-    copy on the device; `alone` are the ranges to compute if these are recomputed. `copied` pages are on the device
-    only.
+    copy on the device; `alone` are the ranges to compute if these are recomputed. `copied` pages are only on the
+    device.
     """
 
     pages: int

@@ -15,7 +15,7 @@ from engine.decoder.sequence import TokenSequence
 
 
 class StopRules(NamedTuple):
-    """The rules of a choice's end: at one of `ids`, before one of `strings`, after `min_new` to `max_new` tokens."""
+    """A choice ends at one of `ids`, before one of `strings`, or after `max_new` tokens; not before `min_new`."""
 
     max_new: int
     min_new: int = 0

@@ -15,8 +15,7 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, str | None]:
         """Return the text that is certain now, and the stop string that ended the text, if any.
 
-        Of several stop strings the one that begins first counts; of several with the same beginning, the first in the
-        list.
+        Of several stop strings the first to begin counts; of several with the same beginning, the first in the list.
         """
         text = self._held + text
         found = [(at, order) for order, at in enumerate(map(text.find, self._strings)) if at >= 0]

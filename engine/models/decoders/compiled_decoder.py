@@ -208,7 +208,7 @@ class CompiledDecoder:
         arrival: PageArrival | None = None,
         early: ctypes.c_int64 | None = None,
     ) -> list[list[int]] | None:
-        """Draw several tokens of each sequence greedily: compute a row, take the likeliest token, compute its row …
+        """Draw several tokens of each sequence greedily: compute a row, take the likeliest token, and repeat.
 
         The result is (tokens, rows), with as many tokens as `banned` (tokens, rows, ids), whose ids are never drawn, or
         fewer if `early` becomes other than 0. None if a number is not finite. ValueError if a row's page is missing.

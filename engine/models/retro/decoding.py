@@ -1,4 +1,4 @@
-"""Incremental decoding: one token at a time, with the keys and values of earlier ones kept."""
+"""Incremental decoding with RETRO: reads one token at a time, and keeps the keys and values of earlier tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.models.retro.network import (
 class RetroDecoder:
     """The state of `batch` sequences of one length: kept keys and values, and the neighbours in effect.
 
-    Memory is bounded by the network's window, whatever the length. Logits equal those of the network's `forward`.
+    The network's window bounds the memory for any length. Logits equal those of the network's `forward`.
     """
 
     def __init__(self, network: RetroNetwork, batch: int = 1) -> None:

@@ -239,8 +239,7 @@ class RetroNetwork(nn.Module):
         n, k, tokens = neighbours.shape
         flat = neighbours.reshape(n * k, tokens)
         seen = flat != PAD
-        # Attention needs a key: a neighbour of only padding attends to its own first token; no other token attends to
-        # it.
+        # Attention needs a key: a neighbour of only padding attends to its own first token, and no other token does.
         keys = seen.clone()
         keys[:, 0] = True
         encoded = self.encoder(self.embed(flat), keys).view(n, k * tokens, -1)

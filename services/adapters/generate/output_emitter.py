@@ -20,8 +20,7 @@ from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 
 # Output is collected unless an answer begins or ends, since each event costs the bus, the router and the client a
-# millisecond of a core that could compute. It is sent after `TOGETHER` tokens and `LEAST_S`, and after `MOST_S` at
-# most.
+# millisecond of a core that could compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`.
 TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.025
 _WAIT_S = 1.0
 _RETRY_S = 0.2

@@ -16,8 +16,7 @@ def plain_decoder(
 ) -> DecoderSpec:
     """Return the plain decoder with a configuration's sizes; `activation` is the name of the activation's field.
 
-    All layers have the rotation `rope`, by default the configuration's. ConfigError names a field that cannot be
-    served.
+    All layers have the rotation `rope`, by default the configuration's. ConfigError names an unsupported field.
     """
     layers = fields.count("num_hidden_layers", most=_LAYERS)
     hidden = fields.count("hidden_size", most=_WIDTH)
