@@ -169,7 +169,7 @@ class TokenSequence:
         self.begin_again()
 
     def rewrite(self, prompt: Sequence[int]) -> None:
-        """Replace the prompt by one of any length, and keep the output; all positions are to be computed."""
+        """Replace the prompt, by any length, and keep the output; all positions are to be computed."""
         assert not self.pages
         pairs = zip(self.prompt, prompt, strict=False)
         same = next(

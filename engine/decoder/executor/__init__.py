@@ -1,1 +1,1 @@
-"""Executors, which compute the steps that the scheduler plans: torch, compiled kernels, and the sim device."""
+"""Executors, which compute the steps that the scheduler plans: for loaded models, and for the sim device."""

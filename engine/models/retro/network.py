@@ -39,12 +39,12 @@ class RetroConfig:
 
     @property
     def dim(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.hidden // self.heads
 
     @property
     def value(self) -> int:
-        """Tokens of one neighbour."""
+        """The number of tokens of one neighbour."""
         return 2 * self.chunk
 
 

@@ -74,7 +74,7 @@ class Lru:
         self._pages.pop(page, None)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages, in order."""
+        """Record that a turn used these pages, in order."""
         for page in chain:
             if page in self._pages:
                 self._pages.move_to_end(page)
@@ -118,7 +118,7 @@ class LruConversation:
                 del self._parts[last_s]
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages."""
+        """Record that a turn used these pages."""
         for page in chain:
             if page in self._last_s:
                 self.discard(page)
@@ -178,7 +178,7 @@ class S3Fifo:
         self._offered.discard(page)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages."""
+        """Record that a turn used these pages."""
         for page in chain:
             for queue in (self._small, self._main):
                 if page in queue:
