@@ -47,8 +47,8 @@ class _Call(NamedTuple):
 def next_task(waiting: Sequence[DeviceTask]) -> int:
     """Return the index of the task that runs next; `waiting` is not empty and in the order of arrival.
 
-    Tasks of one kind run in the order of their arrival. Of the oldest task of each kind the one with the earliest
-    deadline runs next; among equal deadlines, the one that arrived first.
+    Tasks of one kind run in the order of their arrival. The candidates are the oldest tasks of each kind; the candidate
+    with the earliest deadline runs next, and among equal deadlines the first to arrive.
     """
     oldest: dict[str, int] = {}
     for index, task in enumerate(waiting):
@@ -57,14 +57,14 @@ def next_task(waiting: Sequence[DeviceTask]) -> int:
 
 
 def _ignore(_kind: str, _times: TaskTimes) -> None:
-    """Take no note of a task's times."""
+    """Ignore a task's times."""
 
 
 class DeviceQueue:
-    """Runs one task at a time, each to its end; `ended` is told each task's kind and times.
+    """One device's queue: runs one task at a time, each to its end, and calls `ended` with each task's kind and times.
 
-    The thread is a daemon: a device that hangs cannot keep the process from ending. A thread that `yields` leaves a
-    core to whatever else wants it, as do the threads that its libraries start.
+    The thread is a daemon: a device that hangs cannot keep the process from ending. With `yields` the thread, and the
+    threads that its libraries start, run at lower priority, so that other threads of the machine get the cores first.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class DeviceQueue:
     ) -> None:
         self._clock, self._note, self._yields = clock, ended, yields
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # Tasks that have not begun. Both threads remove from it: whoever removes a task has it.
+        # Tasks that have not begun. Both the event loop and the device's thread remove tasks; the remover owns the
+        # task.
         self._unbegun: set[asyncio.Future[Any]] = set()
         self._ended: dict[str, float] = {}  # when the last task of each kind ended
         self._ended_s = clock.monotonic()  # when the last task of any kind ended
@@ -110,8 +111,7 @@ class DeviceQueue:
     ) -> asyncio.Future[T]:
         """Queue a task at once and return the future of what `function(*args)` returns or raises.
 
-        `deadline_s` is by the queue's monotonic clock; without one the task is due when it would end if it began now,
-        so that no task waits forever.
+        `deadline_s` is by the queue's monotonic clock; by default it is now + `predicted_s`: no task waits forever.
         """
         now_s = self._clock.monotonic()
         due_s = now_s + predicted_s if deadline_s is None else deadline_s
@@ -132,15 +132,15 @@ class DeviceQueue:
         return True
 
     def close(self) -> None:
-        """Let the thread end after the tasks that are in the queue."""
+        """End the thread after the tasks that are in the queue."""
         self._arriving.put(None)
 
     def _work(self) -> None:
         if self._yields:
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux of this thread only
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux: of this thread only
         waiting: list[_Call] = []
         while self._take(waiting):
-            # A task that was taken back must not hold its place before others of its kind.
+            # A revoked task must not stay in front of other tasks of its kind.
             waiting = [call for call in waiting if call.future in self._unbegun]
             if waiting and not self._execute(
                 waiting.pop(next_task([call.task for call in waiting]))
@@ -170,7 +170,7 @@ class DeviceQueue:
         error: BaseException | None = None
         try:
             result = call.function()
-        except Exception as raised:  # noqa: BLE001 - it is the caller's, and is raised there
+        except Exception as raised:  # noqa: BLE001 - the error is raised in the caller
             error = raised
         self._ended[kind] = self._ended_s = self._clock.monotonic()
         times = TaskTimes(waited_s, self._ended_s - began_s, began_s - before_s)
@@ -179,7 +179,7 @@ class DeviceQueue:
         except RuntimeError:
             return False
         finally:
-            del error  # its traceback refers to this frame
+            del error  # the error's traceback refers to this frame
         return True
 
     def _settle(

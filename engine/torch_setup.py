@@ -1,4 +1,4 @@
-"""Torch in this process: its device, its threads, and the memory kept between batches."""
+"""Set-up of torch in this process: its device, its threads, and the memory kept between batches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from common.devices import detect
 from common.errors import ConfigError
 from common.heap import keep_freed
 
-KEPT_MEBIBYTES = 256  # between batches; saves 3 % of an encoder's time
+KEPT_MEBIBYTES = 256  # freed memory kept for the next batch; saves 3 % of an encoder's time
 
 
 def set_up_torch(device: str, threads: int) -> tuple[torch.device, int]:
-    """Have torch compute with so many threads, and return the device and their number; ConfigError without a GPU.
+    """Set torch's number of threads; return the device and that number. ConfigError if `device` is cuda without a GPU.
 
-    `device` auto takes a GPU if there is one; `threads` 0 takes what affinity and cgroup allow.
+    `device` auto takes a GPU if there is one; `threads` 0 takes all cores that affinity and cgroup allow.
     """
     available = torch.cuda.is_available()
     if device == "cuda" and not available:

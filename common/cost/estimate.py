@@ -1,7 +1,7 @@
-"""WindVE's queue depth estimator (section IV.B of the paper): a line through a few closed-loop probes, and tuning.
+"""WindVE's queue depth estimator (section IV.B of the paper): a line fitted to a few closed-loop probes, then tuning.
 
-A probe sends so many queries at once and takes the seconds until the last of them is answered: the depth that gives is
-the closed-loop one.
+A probe sends a number of queries at once and measures the seconds until the last answer; so the depth found is the
+closed-loop depth.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from common.cost.linear import LinearCost, Probe, fit
 from common.cost.online import Explained
 
-# Queries of the first probes; one more is at _FAR of the depth that these let expect, as the line is read off there.
+# Queries of the first probes; another probe is at _FAR of the depth expected from these, near where the line is used.
 _POINTS = (1, 8, 16, 32)
 _FAR = 0.7
 _REPEATS = 3
 _ROUNDS = 5
-# So many in a row confirm what the few have found.
+# Successful probes in a row that confirm a depth found with _ROUNDS probes.
 _CONFIRM = 20
-# A device is not probed where it would need more than this many times its objective.
+# A device is not probed with queries that would take more than this many times the objective.
 _LONGEST = 4.0
 MOST = 100_000
 
@@ -29,9 +29,9 @@ Holds = Callable[[int], Awaitable[bool]]
 
 
 class Estimate(NamedTuple):
-    """Seconds of n queries at once = beta_s + alpha_s * n, what was measured, and how well the line explains it.
+    """The line "seconds of n queries at once = beta_s + alpha_s * n", its probes, and the variance that it explains.
 
-    `depth` is the most queries at once whose last answer comes within `slo_s`; 0 where one query already misses it.
+    `depth` is the most queries at once whose last answer comes within `slo_s`; 0 if a single query misses it.
     """
 
     alpha_s: float
@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
 async def estimate(probe: ProbeOf, slo_s: float, *, most: int = MOST) -> Estimate:
     """Probe a device and return its line and depth (equations 7 to 12), at most `most`."""
-    await probe(1)  # warms what has not run yet
+    await probe(1)  # warms the device
     found = [(1, await probe(1)) for _ in range(_REPEATS)]
     one_s = statistics.median(seconds for _, seconds in found)
     if one_s > slo_s:
@@ -65,7 +65,7 @@ async def estimate(probe: ProbeOf, slo_s: float, *, most: int = MOST) -> Estimat
 
 
 def _line(found: list[tuple[int, float]]) -> LinearCost:
-    """Fit the medians of the repeats: a probe that something else held up is not the device's."""
+    """Fit a line to the medians of repeated probes, so that a probe delayed by other work has no effect."""
     counts = sorted({queries for queries, _ in found})
     medians = {n: statistics.median(s for queries, s in found if queries == n) for n in counts}
     return fit([Probe(queries, 0, seconds) for queries, seconds in medians.items()])
@@ -90,8 +90,8 @@ async def tune_beside(
 ) -> int:
     """Return the CPU's depth when both devices run at once.
 
-    `probe(a, c)` sends `a` queries to the accelerator and `c` to the CPU at once and returns the seconds of each. The
-    accelerator stays at its depth: where the CPU's help would make it late, the CPU gets less.
+    `probe(a, c)` sends `a` queries to the accelerator and `c` to the CPU at once, and returns the seconds of each. The
+    accelerator keeps its depth: if the CPU's work would make the accelerator late, the CPU's depth is lower.
     """
 
     async def holds(queries: int) -> bool:
@@ -101,7 +101,7 @@ async def tune_beside(
 
 
 async def _deepest(holds: Holds, start: int, most: int) -> int:
-    """Return the depth of which a few rounds hold, less what more rounds take from it."""
+    """Return the depth that holds for a few rounds, lowered until it holds for many rounds."""
 
     async def often(queries: int, rounds: int) -> bool:
         for _ in range(rounds):
@@ -119,8 +119,8 @@ async def _deepest(holds: Holds, start: int, most: int) -> int:
 
 
 async def largest(holds: Holds, start: int, *, most: int = MOST) -> int:
-    """Return the largest n in 0..`most` that holds, if all below one that holds do; looked for around `start`."""
-    low, high = 0, most + 1  # low holds, high does not
+    """Return the largest n in 0..`most` that `holds`, searched from `start`, given that all smaller n hold, too."""
+    low, high = 0, most + 1  # `low` holds, `high` does not
     at, step = min(max(start, 1), most), 1
     while high - low > 1:
         if await holds(at):

@@ -1,7 +1,7 @@
-"""Predicted end of a job on a lane, as a plain function; the script `admit` computes the same in Lua.
+"""The predicted end of a job on a lane, as a pure function; the script `admit` computes the same in Lua.
 
-WindVE counts depths in queries; this model counts the work ahead. A lane is a queue in order of arrival, worked off in
-planned batches: a job joins the last planned batch if that batch still ends in time for every job in it, else the job
+WindVE counts depths in queries; this model counts the work ahead. A lane is a queue in order of arrival, executed in
+planned batches: a job joins the last planned batch if that batch still ends in time for all its jobs, else the job
 begins the next batch. So a later job never makes an earlier job miss its promised time.
 """
 
@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from common.cost.linear import LinearCost
 
-LEAST = 0.05  # of the objective: so late may a job be however soon it was predicted to end
+LEAST = 0.05  # of the objective: the least margin, also of a job predicted to end soon
 
 
 class Tail(NamedTuple):
-    """The last planned batch of a lane: its number, what is in it, and the earliest due time in it, in seconds from
-    now.
+    """The last planned batch of a lane: its number, its size, and its earliest due time in seconds from now.
 
-    `began` is the latest batch known to have begun when it was planned, also of workers that are gone since.
+    `began` is the latest batch known to have begun when this batch was planned, also on workers that have gone since.
     """
 
     number: int = 0
@@ -30,12 +29,12 @@ class Tail(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """A lane as the door sees it: `workers` of one mean `cost`, whose batches hold at most `limit_*`.
+    """A lane as admission sees it: `workers` workers of one mean `cost`, with batches of at most `limit_*`.
 
-    `held_*` is everything queued and running; `running_*` the part that is in batches now, which need `remaining_s`
-    more, summed over the workers; `began` is the highest number among them. `hop_s` is the way from the end of a job to
-    its client; predictions are off by at most `late_s` seconds, and by at most `least_s` more than `late_share` of
-    themselves.
+    `held_*` counts all queued and running work, `running_*` the work in running batches, which need `remaining_s` more
+    seconds, summed over the workers; `began` is the highest number of these batches. `hop_s` is the time from the end
+    of a job to its client. A prediction may be late by `late_s` seconds, and by `least_s` + `late_share` * prediction,
+    whichever is less.
     """
 
     cost: LinearCost
@@ -54,11 +53,11 @@ class Queue(NamedTuple):
     least_s: float = 0.0
 
     def batches(self, items: int, tokens: int) -> int:
-        """Return how many batches so much work makes at least."""
+        """Return the least number of batches for this work."""
         return max(math.ceil(items / self.limit_items), math.ceil(tokens / self.limit_tokens))
 
     def safe(self, finish_s: float) -> float:
-        """Return when the client surely has what is predicted to end in `finish_s`."""
+        """Return when the client surely has the result of a job predicted to end in `finish_s`."""
         return finish_s + self.hop_s + margin(finish_s, self.late_s, self.late_share, self.least_s)
 
 
@@ -71,22 +70,22 @@ class PlannedPlace(NamedTuple):
 
 
 def margin(finish_s: float, late_s: float, late_share: float, least_s: float) -> float:
-    """Return what a prediction may be off by: at most `late_s`, and at most `least_s` more than that share of it."""
+    """Return the margin of a prediction: the lesser of `late_s` and `least_s` + `late_share` * `finish_s`."""
     return min(late_s, least_s + late_share * finish_s)
 
 
 def remaining(left_s: float, needs_s: float) -> float:
-    """Return the seconds that a batch still needs, which is predicted to need `needs_s` in all and to end in `left_s`.
+    """Return the remaining seconds of a batch that was predicted to take `needs_s` in all and to end in `left_s`.
 
-    A batch that should be over (`left_s` below 0) needs as long again as it is late, at most `needs_s`.
+    A late batch (`left_s` below 0) is expected to need as long again as it is late, but at most `needs_s`.
     """
     return left_s if left_s >= 0 else min(-left_s, needs_s)
 
 
 def place(queue: Queue, tail: Tail, items: int, tokens: int, due_s: float) -> PlannedPlace:
-    """Return where a job of this size, due in `due_s`, would be planned, and when it would end.
+    """Return the planned batch of a job of this size, due in `due_s`, and the job's end.
 
-    Whether that is early enough is for the caller to judge, by `queue.safe`.
+    The caller decides by `queue.safe` whether that is early enough.
     """
     cost, n, began = queue.cost, max(1, queue.workers), max(queue.began, tail.began)
     ahead_items = max(0, queue.held_items - queue.running_items)

@@ -1,4 +1,4 @@
-"""A linear model of a batch's seconds, fitted from probes, and the depth a deadline allows by it."""
+"""The linear cost model of batches, fitted to probes, and the depth that a deadline allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.cost.moments import Moments
 
 PARCEL_ITEMS = 32
 PARCEL_TOKENS = 8192
-# Depth is a ceiling for any mix: in items it lets texts as short as this fill the deadline, in tokens texts as long.
+# Depth must not limit any mix of texts: items are computed for texts as short as this, tokens for texts as long.
 SHORT_TEXT_TOKENS = 8
 LONG_TEXT_TOKENS = 512
 TYPICAL_TEXT_TOKENS = 64
@@ -48,9 +48,9 @@ class LinearCost(NamedTuple):
         return LinearCost(*(factor * part for part in self))
 
     def batch_tokens(self, overhead: float = 0.05) -> int:
-        """Return the tokens of a batch whose fixed cost is at most `overhead` of it, within [1024, 8192].
+        """Return the tokens of a batch whose fixed cost is a share of at most `overhead`, within [1024, 8192].
 
-        Larger batches would be hardly faster per token, and everything in them would wait for the last.
+        Larger batches would be hardly faster per token, and all their jobs would wait for the last one.
         """
         marginal = self.alpha_tokens_s + self.alpha_items_s / TYPICAL_TEXT_TOKENS
         if marginal <= 0:
@@ -58,10 +58,10 @@ class LinearCost(NamedTuple):
         return min(PARCEL_TOKENS, max(1024, int(self.beta_s / overhead / marginal)))
 
     def depth(self, slo_s: float, *, batch_items: int, batch_tokens: int) -> Depth:
-        """Return the most that can be done within `slo_s` when it runs in batches of at most the given size.
+        """Return the most items and tokens that end within `slo_s` in batches of at most the given size.
 
-        It is what the lightest mix of texts allows; whether a given one ends in time, the door predicts. Never less
-        than one full parcel: a worker that may not hold one could never serve one.
+        Both numbers hold for the lightest mix of texts; admission predicts whether a given mix ends in time. The depth
+        is at least one full parcel, since a worker must be able to hold a parcel to serve it.
         """
         left_s = max(0.0, slo_s - self.beta_s)
         per_token = self.alpha_tokens_s + self.alpha_items_s / LONG_TEXT_TOKENS
@@ -74,16 +74,17 @@ class LinearCost(NamedTuple):
         )
 
     def queries(self, slo_s: float, spare_s: float = 0.0) -> int:
-        """Return how many queries of QUERY_TOKENS fit into one batch within `slo_s`; 0 where one would miss it.
+        """Return how many queries of QUERY_TOKENS fit into one batch within `slo_s`; 0 if one query would miss it.
 
-        With `spare_s` 0 that is the closed-loop depth D_c = floor((slo - beta) / alpha) (WindVE, equations 7 to 11 with
-        12); with the hops, a margin and another beta, as a job may arrive just after a batch began, the open-loop one.
+        With `spare_s` 0 this is the closed-loop depth D_c = floor((slo - beta) / alpha) (WindVE, equations 7 to 11 with
+        12). The open-loop depth needs a `spare_s` of the hops, a margin, and another beta, since a job may arrive just
+        after a batch began.
         """
         alpha_s = self.alpha_items_s + QUERY_TOKENS * self.alpha_tokens_s
         return LinearCost(self.beta_s, alpha_s, 0.0).queries_of(slo_s - spare_s)
 
     def queries_of(self, slo_s: float) -> int:
-        """Return how many items fit into one batch within `slo_s`; 0 where one would miss it."""
+        """Return how many items fit into one batch within `slo_s`; 0 if one item would miss it."""
         left_s = slo_s - self.beta_s
         return 0 if self.alpha_items_s > left_s else _whole(left_s, self.alpha_items_s)
 

@@ -1,4 +1,4 @@
-"""Sums over measurements: enough to fit the linear model again and again, and to forget old measurements."""
+"""Weighted sums over measurements, from which a linear model can be fitted repeatedly, with forgetting."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import combinations
 
 
 class Moments:
-    """Weighted sums over measurements of seconds = b + a1 * x1 + a2 * x2 + …, with errors relative to the seconds.
+    """Weighted sums over measurements for the model seconds = b + a1 * x1 + a2 * x2 + …, with relative errors.
 
-    `fade` lets older ones weigh less; what was added as `lasting` does not fade, so that directions in which nothing
-    has been measured lately stay where they were.
+    `fade` lowers the weight of older measurements, except for `lasting` ones, so that coefficients without recent
+    measurements keep their values.
     """
 
     def __init__(self, factors: int) -> None:
-        """Begin with nothing known; `factors` is how many x there are."""
+        """Begin without measurements; `factors` is the number of x."""
         size = self._size = factors + 1
         self._fading = [[0.0] * size for _ in range(size)], [0.0] * size
         self._lasting = [[0.0] * size for _ in range(size)], [0.0] * size
@@ -35,7 +35,7 @@ class Moments:
                 line[j] += weight * left * right
 
     def fade(self, memory: float) -> None:
-        """Multiply the weight of everything added so far, but what is lasting, by `memory`."""
+        """Multiply the weights of all measurements so far, except lasting ones, by `memory`."""
         gram, target = self._fading
         for i in range(self._size):
             target[i] *= memory
@@ -44,7 +44,7 @@ class Moments:
     def solve(self) -> list[float]:
         """Return the non-negative b, a1, a2, … with the least squared relative error.
 
-        There are few unknowns, so each subset of them is solved exactly and the best feasible one kept.
+        There are few unknowns, so each subset of them is solved exactly, and the best feasible solution is returned.
         """
         size = self._size
         gram = [
@@ -60,7 +60,7 @@ class Moments:
             full = [0.0] * size
             for place, value in zip(chosen, solution, strict=True):
                 full[place] = value
-            # At a subset's optimum the squared error is a constant less this.
+            # At a subset's optimum the squared error is a constant minus this gain.
             gain = sum(full[i] * target[i] for i in range(size))
             if gain > best_gain + 1e-9 * abs(best_gain):
                 best, best_gain = full, gain
@@ -70,7 +70,7 @@ class Moments:
 def _solve(
     gram: list[list[float]], target: list[float], chosen: tuple[int, ...]
 ) -> list[float] | None:
-    """Solve the normal equations for the chosen unknowns; None if they are not determined."""
+    """Solve the normal equations for the chosen unknowns; None if they do not determine the unknowns."""
     size = len(chosen)
     scale = [gram[c][c] ** 0.5 for c in chosen]
     if not all(scale):

@@ -1,4 +1,4 @@
-"""The cost model as it runs: re-fitted from every batch, deaf to single outliers, with what it may be off by."""
+"""Online cost models: re-fitted after every batch, robust against single outliers, with a margin for their errors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from common.cost.linear import LinearCost, Probe
 from common.cost.moments import Moments
 
-# A batch's weight halves every 70 batches or so.
+# The factor on a batch's weight for each later batch: it halves about every 70 batches.
 _MEMORY = 0.99
-# Probes of the start keep a little weight each: they decide only what no batch has told lately.
+# Probes at the start keep this small weight: they decide only where recent batches give no evidence.
 _LASTING = 0.05
 _RECENT = 50
-# Errors larger than so many usual ones are outliers; one of a device that has changed is soon the usual one.
+# An error larger than this many median errors is an outlier; after a change of the device the median adapts soon.
 _OUTLIER = 3.0
 _LEAST_ERROR = 0.02
 
 
 class OnlineFit:
-    """seconds = b + a1 * x1 + a2 * x2 + …, learned recursively (least squares with forgetting, Huber's weights).
+    """The model seconds = b + a1 * x1 + a2 * x2 + …, fitted by least squares with forgetting and Huber's weights.
 
-    `parts` are b, a1, a2, …, none negative; it is solved anew after every `solve_every` observations.
+    `parts` are b, a1, a2, …, none negative; they are solved again after every `solve_every` observations.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class OnlineFit:
         factors: int,
         solve_every: int = 1,
     ) -> None:
-        """Begin with what was probed: pairs of x and seconds."""
+        """Begin with probes: pairs of x and seconds."""
         self._moments = Moments(factors)
         for x, seconds in probes:
             self._moments.add(x, seconds, weight=_LASTING, lasting=True)
@@ -44,15 +44,15 @@ class OnlineFit:
 
     @property
     def r2(self) -> float:
-        """The share of the seconds' variance that the predictions explained, over what is remembered."""
+        """The share of the measured seconds' variance that the predictions explained, with forgetting."""
         return self._share_explained.value
 
     def seconds(self, x: Sequence[float]) -> float:
-        """Predict."""
+        """Predict the seconds for `x`."""
         return self.parts[0] + sum(a * each for a, each in zip(self.parts[1:], x, strict=True))
 
     def observe(self, x: Sequence[float], seconds: float, *, learn: bool = True) -> float:
-        """Learn from what ran undisturbed; return measured over predicted seconds (1 if none were)."""
+        """Learn from an undisturbed run; return measured / predicted seconds (1 if nothing was predicted)."""
         predicted = self.seconds(x)
         ratio = seconds / predicted if predicted > 0 else 1.0
         self._share_explained.add(predicted, seconds, _MEMORY)
@@ -72,10 +72,10 @@ class OnlineFit:
 
 
 class OnlineCost:
-    """A device's costs of batches, as they are learned."""
+    """A device's cost model of batches, fitted online."""
 
     def __init__(self, probes: Sequence[Probe], *, fixed: LinearCost | None = None) -> None:
-        """Begin with what was probed; a `fixed` model is known and never changes."""
+        """Begin with probes; a `fixed` model is used as given and never changes."""
         self._fixed = fixed
         self._fit = OnlineFit(
             [((probe.items, probe.tokens), probe.seconds) for probe in probes], factors=2
@@ -86,24 +86,24 @@ class OnlineCost:
 
     @property
     def r2(self) -> float:
-        """The share of the seconds' variance that the predictions explained, over what is remembered."""
+        """The share of the measured seconds' variance that the predictions explained, with forgetting."""
         return self._fit.r2
 
     def observe(self, items: int, tokens: int, seconds: float) -> float:
-        """Learn from a batch that ran undisturbed; return measured over predicted seconds (1 if none were)."""
+        """Learn from a batch that ran undisturbed; return measured / predicted seconds (1 if nothing was predicted)."""
         ratio = self._fit.observe((items, tokens), seconds, learn=self._fixed is None)
         self.cost = LinearCost(*self._fit.parts)
         return ratio
 
 
 class Explained:
-    """Share of variance explained by a prediction (r squared), with forgetting."""
+    """The share of variance that predictions explain (r squared), with forgetting."""
 
     def __init__(self) -> None:
         self._n = self._sum = self._square = self._error = 0.0
 
     def add(self, predicted: float, measured: float, memory: float = 1.0) -> None:
-        """Add one pair; older ones weigh `memory` times what they did."""
+        """Add one pair; the weights of older pairs are multiplied by `memory`."""
         self._n = memory * self._n + 1
         self._sum = memory * self._sum + measured
         self._square = memory * self._square + measured * measured
@@ -111,7 +111,7 @@ class Explained:
 
     @property
     def value(self) -> float:
-        """1 = all explained; 0 = no better than the mean, or nothing to explain."""
+        """The share: 1 = all explained; 0 = no better than the mean, or no variance to explain."""
         spread = self._square - self._sum * self._sum / self._n if self._n else 0.0
         if spread <= 1e-12 * self._square:
             return 0.0
@@ -119,10 +119,10 @@ class Explained:
 
 
 class Lateness:
-    """Margin by which steps end later than predicted: a high quantile of the latest residuals.
+    """The margin by which steps end later than predicted: a high quantile of the latest residuals.
 
-    Before there are enough of them to know it, `prior` stands for those not seen yet; it fades over `fades` residuals
-    (0: over as many as the quantile needs).
+    While there are too few residuals for the quantile, `prior` is the least margin; it fades linearly over `fades`
+    residuals (0: over as many as the quantile needs).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Lateness:
         self._sorted: list[float] = []
 
     def add(self, residual: float) -> None:
-        """Note one residual (measured - predicted); early is negative."""
+        """Add one residual (measured - predicted), negative for an early end."""
         if not math.isfinite(residual):
             return
         self._order.append(residual)

@@ -1,4 +1,4 @@
-"""Cost of a generator's step by its sequences, its rows, and the length of the past that the rows attend to."""
+"""The cost of a generator's step by its sequences, its rows, and the tokens that the rows attend to."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from common.cost.online import OnlineFit
 
-# The fit is solved anew after so many steps: a step may take less than solving does.
+# The fit is solved again after this many steps, since a step may take less time than solving.
 _SOLVE_EVERY = 16
-# How fast predictions follow a machine that others slow down for a while.
+# The rate at which predictions follow a machine that other processes slow down for a while.
 _QUICK = 0.9
 
 
 class Step(NamedTuple):
-    """The size of a step: sequences, rows, and the tokens that all its rows attend to."""
+    """The size of a step: sequences, rows, and tokens attended to, summed over the rows."""
 
     sequences: int
     rows: int
@@ -25,19 +25,19 @@ class StepCost:
     """Seconds of a step = b + a1 * sequences + a2 * rows + a3 * attended, none negative, learned from every step."""
 
     def __init__(self, probes: Sequence[tuple[Step, float]], *, fixed: bool = False) -> None:
-        """Begin with what was probed; a `fixed` device stays as it was then."""
+        """Begin with probes; a `fixed` device is not fitted again."""
         self._fit = OnlineFit(probes, factors=len(Step._fields), solve_every=_SOLVE_EVERY)
         self._fixed = fixed
         self._quick = 1.0
 
     @property
     def parts(self) -> tuple[float, float, float, float]:
-        """Seconds a step, a sequence, a row, and an attended token, as far as is known now."""
+        """Fitted seconds per step, sequence, row and attended token."""
         b, sequence, row, attended = (self._quick * part for part in self._fit.parts)
         return b, sequence, row, attended
 
     def seconds(self, step: Step) -> float:
-        """Predict a step."""
+        """Predict the seconds of a step."""
         return self._quick * self._fit.seconds(step)
 
     def observe(self, step: Step, seconds: float) -> None:
@@ -48,9 +48,9 @@ class StepCost:
 
 
 def attended(first: int, last: int, rows: int, windows: Sequence[int | None]) -> float:
-    """Return how many tokens rows between two positions look at, in the mean over layer groups.
+    """Return the number of tokens that rows between two positions attend to, in the mean over layer groups.
 
-    Exact for rows without gaps and outside windows; a prediction needs no more.
+    Exact for rows without gaps that no window limits, which suffices for predictions.
     """
     total = 0.0
     for window in windows:

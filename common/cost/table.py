@@ -1,4 +1,4 @@
-"""Seconds by one size, through measured points: what a line does not fit, such as a matrix product of few rows."""
+"""The cost table: seconds by one size, interpolated between measured points, where a line does not fit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from statistics import median
 
-_MEMORY = 0.9  # of what a point said before, after a measurement at the point
-_FARTHEST = 4.0  # so many times a point's seconds, or so small a part of them, is the most one measurement says
+_MEMORY = 0.9  # a point's weight for its former value, after a measurement at the point
+_FARTHEST = 4.0  # one measurement counts as at most this, and at least 1 / this, times predicted
 
 
 class CostTable:
-    """Seconds at rising sizes, never falling: a line between two points, and the last line beyond the last of them.
+    """Seconds at rising sizes, never falling: linear between two points, and beyond the last point by the last line.
 
-    Below the first point it is the first point's seconds, and a size of 0 takes none.
+    Sizes below the first point have the first point's seconds; a size of 0 takes 0 seconds.
     """
 
     __slots__ = ("_seconds", "_sizes", "_slopes", "points")
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        """Take the median of each size, and no less than at any smaller size; ValueError without a positive point."""
+        """Take each size's median, but at least that of smaller sizes; ValueError without points above 0."""
         by_size: dict[float, list[float]] = {}
         for size, seconds in points:
             by_size.setdefault(size, []).append(seconds)
@@ -48,14 +48,14 @@ class CostTable:
 
 
 class OnlineTable:
-    """A table as it is learned: a measurement moves the two points beside it, each by its nearness."""
+    """A cost table that learns: a measurement moves its two neighbouring points, the nearer one more."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        """Begin with what was measured at the start."""
+        """Begin with the points measured at the start."""
         self.table = CostTable(points)
 
     def observe(self, size: float, seconds: float) -> float:
-        """Learn from one measurement, both above 0; return measured over predicted seconds."""
+        """Learn from one measurement, with size and seconds above 0; return measured / predicted seconds."""
         ratio = seconds / self.table.seconds(size)
         limited = min(max(ratio, 1 / _FARTHEST), _FARTHEST)
         points = list(self.table.points)

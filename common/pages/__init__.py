@@ -1,1 +1,1 @@
-"""KV pages as all services know them: their ids and keys, their encoding, and the client of the pages Redis."""
+"""KV pages as all services share them: ids, keys, encoding, and the client of the pages Redis."""

@@ -1,7 +1,7 @@
-"""The format of exported pages, `spillway.pages/1`: a line of JSON that names the model, then value after value.
+"""The bundle format of exported pages, `spillway.pages/1`: a line of JSON that names the model, then the pages' values.
 
-The values are those of the tiers (`common.pages.codec`), whose headers name page, parent and depth. By `root` the ids
-depend on the tenant that exported the pages; an import computes its own ids, since it knows the tokens.
+The values have the tiers' encoding (`common.pages.codec`), whose headers name page, parent and depth. The ids depend,
+by `root`, on the exporting tenant; an import computes its own ids, since it knows the tokens.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class BundleHeader(Struct, frozen=True):
     pages: int = 0
 
     def encode(self) -> bytes:
-        """Return the line."""
+        """Return the first line."""
         return msgspec.json.encode(self) + b"\n"
 
 
 class BundleReader:
-    """Reads a bundle as it arrives; InvalidRequest `invalid_pages` says from which byte on it is not valid."""
+    """Reads a bundle while it arrives; InvalidRequest `invalid_pages` names the byte where it becomes invalid."""
 
     def __init__(self) -> None:
         self.head: BundleHeader | None = None
         self._data = bytearray()
-        self._at = 0  # bytes read before those in `_data`
+        self._at = 0  # position in the bundle of the first byte of `_data`
 
     def feed(self, data: bytes) -> Iterator[tuple[Header, bytes]]:
-        """Add some bytes; yield the values that are complete by now, of which only the headers are checked."""
+        """Add bytes; yield the values that are now complete. Only their headers are checked."""
         self._data += data
         if self.head is None and not self._read_head():
             return
@@ -67,7 +67,7 @@ class BundleReader:
             self._take(size)
 
     def end(self) -> None:
-        """Check that the bundle is complete, since no bytes follow."""
+        """Check at the end of the bytes that the bundle is complete."""
         if self.head is None or self._data:
             raise _invalid(
                 f"it ends after {self._at + len(self._data)} bytes, in the middle of a page"
@@ -98,7 +98,7 @@ class BundleReader:
 
 
 def named(value: Buffer, key: PageKey, place: ChainPlace) -> bytes:
-    """Return a page's value with another id and place in its header and the same layers. Raises CorruptPage."""
+    """Return a page's value with the same layers under another id and place. Raises CorruptPage."""
     header = replace(codec.read_header(value), id=key.id, parent=place.parent, depth=place.depth)
     return codec.header_bytes(header) + memoryview(value)[HEADER_BYTES:]
 
@@ -108,7 +108,7 @@ def _invalid(why: str) -> InvalidRequest:
 
 
 class Renaming:
-    """Gives pages of one chain the ids of another chain of the same turns."""
+    """Renames pages of one chain to the ids of another chain of the same turns."""
 
     def __init__(self, source: Chain, target: Chain) -> None:
         self._ids = dict(zip(source.places, target.places, strict=True))
@@ -118,7 +118,7 @@ class Renaming:
         return len(self._ids)
 
     def rename(self, header: Header, value: bytes) -> tuple[PageKey, bytes] | None:
-        """Return a page with its id in the target chain; None if the source chain does not contain the page.
+        """Return a page under its id in the target chain; None if the source chain does not contain the page.
 
         CorruptPage if its bytes are damaged.
         """

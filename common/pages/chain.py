@@ -9,7 +9,7 @@ from common.wire.sessions import Turn
 
 
 class ChainPlace(NamedTuple):
-    """A page's place in its chain: the page before it, and the number of pages before it."""
+    """A page's place in its chain: its predecessor, and the number of pages before it."""
 
     parent: PageId
     depth: int
@@ -18,9 +18,9 @@ class ChainPlace(NamedTuple):
 class Chain:
     """All full pages of a conversation, turn by turn; `root` is the parent of its first page.
 
-    A turn that grows beyond the model's `short_context` (0: there is none) filled pages of two kinds: those of the text
-    while it was short, if its prompt was, and those of the long text. Two chains of the same turns and different roots
-    have the same pages in the same order, under different ids.
+    A turn whose text grows beyond the model's `short_context` (0: none) fills pages of two kinds: pages of the short
+    text, if its prompt was short, and pages of the long text. Two chains of the same turns with different roots have
+    the same pages in the same order, under different ids.
     """
 
     def __init__(self, root: PageId, short_context: int) -> None:
@@ -30,10 +30,10 @@ class Chain:
         self._tokens: list[int] = []
         self._ids: dict[
             PageId, list[PageId]
-        ] = {}  # of the latest tokens, by the parent of the first
+        ] = {}  # page ids of the latest tokens, by the first page's parent
 
     def add(self, turn: Turn) -> None:
-        """Append a turn; it keeps the first `turn.history` tokens of the conversation and replaces the rest."""
+        """Append a turn, which keeps the first `turn.history` tokens of the conversation and replaces the rest."""
         del self._tokens[turn.history :]
         for ids in self._ids.values():
             del ids[turn.history // PAGE :]
@@ -47,7 +47,7 @@ class Chain:
             self._fill(long_root(self.root), length)
 
     def _fill(self, root: PageId, length: int) -> None:
-        """Note the pages of the first `length` tokens."""
+        """Record the pages of the first `length` tokens."""
         kept = self._ids.get(root, [])
         ids = self._ids[root] = page_ids(root, self._tokens[:length], kept)
         for depth in range(len(kept), len(ids)):

@@ -1,8 +1,8 @@
-"""The value of one page, the same for every tier: Redis and the disk.
+"""The codec of page values, the same for Redis and the disk.
 
 A value is a header of 64 bytes, then for each layer its bytes, in the layout that is part of the pages' fingerprint
-(`engine.kernels.page_memory`), and their checksum (xxh3-64). So a layer can be used as soon as it has arrived and is
-checked. One damaged layer makes the page damaged.
+(`engine.kernels.page_memory`), and their checksum (xxh3-64). So each layer can be checked and used as soon as it has
+arrived. A single damaged layer makes the whole page damaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER_BYTES = 64
 SUM_BYTES = 8
 VERSION = 1
 MAGIC = b"SWPG"
-_HEAD = struct.Struct("<4sHHI16s16sIII")  # all of the header but its own checksum
+_HEAD = struct.Struct("<4sHHI16s16sIII")  # the header without its own checksum
 _SUM = struct.Struct("<Q")
 _HEAD_SUM_AT = HEADER_BYTES - SUM_BYTES
 _MOST = (1 << 32) - 1
@@ -28,11 +28,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class CorruptPage(Exception):
-    """A page's bytes are not what was written; the message says what is wrong, and where."""
+    """The error for page bytes that differ from the written ones; the message names the fault and its place."""
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """A page: its own id and its parent's, its place in its chain (from 0), and the layout of its bytes."""
+    """The header of a page: its id, its parent's id, its place in its chain (from 0), and the layout of its bytes."""
 
     id: PageId
     parent: PageId
@@ -43,7 +43,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole value."""
+        """The bytes of the whole value."""
         return HEADER_BYTES + self.layers * (self.layer_bytes + SUM_BYTES)
 
 
@@ -53,9 +53,9 @@ def checksum(data: Buffer) -> int:
 
 
 def encode(header: Header, layers: Sequence[Buffer], sums: Sequence[int] | None = None) -> bytes:
-    """Return a page's value; `sums` are the layers' checksums where they are known. The layers are copied once.
+    """Return a page's value; `sums` are the layers' checksums, if known. The layers are copied once.
 
-    ValueError if the layers are not as the header says.
+    ValueError if the layers do not fit the header.
     """
     if len(layers) != header.layers:
         raise ValueError(f"page has {len(layers)} layers; expected the header's {header.layers}")
@@ -75,7 +75,7 @@ def encode(header: Header, layers: Sequence[Buffer], sums: Sequence[int] | None 
 
 
 def header_bytes(header: Header) -> bytes:
-    """Return the first 64 bytes of a page's value; ValueError if a field has no place in them."""
+    """Return the first 64 bytes of a page's value; ValueError if a field is too large for them."""
     if len(header.id) != 16 or len(header.parent) != 16:
         raise ValueError(f"page id {header.id!r}, parent {header.parent!r}; expected 16 bytes each")
     numbers = (header.group, header.depth, header.layers, header.layer_bytes)
@@ -89,7 +89,7 @@ def header_bytes(header: Header) -> bytes:
 
 
 def read_header(data: Buffer, expected: PageId | None = None) -> Header:
-    """Return the header of a value that may be incomplete; CorruptPage if it is damaged, or not that of `expected`."""
+    """Return the header of a possibly incomplete value; CorruptPage if it is damaged, or not the `expected` page's."""
     if len(data) < HEADER_BYTES:
         raise CorruptPage(f"page of {len(data)} bytes: expected a header of {HEADER_BYTES}")
     head = memoryview(data)[:_HEAD_SUM_AT]

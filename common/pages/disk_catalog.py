@@ -1,7 +1,7 @@
-"""The catalog of one kv_store's disk in the pages Redis, by which workers learn which pages are on that disk.
+"""The disk catalog: lists in the pages Redis, for workers, which pages are on one kv_store's disk.
 
-The catalog expires soon unless its writer renews it, so that no worker waits for the disk of a kv_store that is gone.
-A partition that is missing, because Redis restarted empty or another kv_store wrote it, is written anew.
+The catalog expires soon unless its writer renews it, so that no worker waits for the disk of a kv_store that has gone.
+A missing partition, after Redis restarted empty or another kv_store wrote it, is written again.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from common.pages.keys import PARTITIONS, PageKey, by_partition
 from common.pages.store import PageStore
 
 LIFE_MS = 30_000
-_WRITER = "@"  # the field with the writer's name, which no page can have
+_WRITER = "@"  # the field of the writer's name; no page has this name
 _AT_ONCE = 500
 
 
 class Shelf(Protocol):
-    """A disk whose pages are listed."""
+    """A disk whose pages the catalog lists."""
 
-    gone: set[PageKey]  # pages that left since this was last emptied
+    gone: set[PageKey]  # pages that left since the set was last emptied
 
     async def ends(self) -> dict[PageKey, int]:
-        """Return when every page expires (ms)."""
+        """Return the expiry (ms) of every page."""
 
 
 class DiskCatalog:
-    """The list of one disk's pages; `name` is this process' own. Every call raises TierDown."""
+    """The catalog of one disk's pages; `name` is this process' name. Every call may raise TierDown."""
 
     def __init__(self, store: PageStore, name: str) -> None:
         self._server, self._name = store.server, name.encode()
 
     async def renew(self, disk: Shelf) -> None:
-        """Keep the list alive, write the parts that are missing, and remove the pages that have left the disk."""
+        """Renew the catalog, write its missing partitions, and remove pages that have left the disk."""
         parts = range(PARTITIONS)
         told = await self._server.pipeline(
             [("HGET", names.disk(at), _WRITER) for at in parts]

@@ -1,8 +1,8 @@
-"""Page ids, computed from a page's tokens and all before them: pages with one id hold the same keys and values.
+"""Page ids, computed from a page's tokens and all earlier tokens: pages with the same id hold the same keys and values.
 
-Some models turn the keys of a text by other angles once it is longer than their short context (LongRoPE). Such texts
-have pages of their own, whose first has another parent; the short context is part of the model's fingerprint, so that
-whoever knows the fingerprint and the tokens knows the ids.
+Some models rotate the keys of a text by other angles if the text is longer than their short context (LongRoPE). Such
+texts have pages of their own, since their first page has another parent. The short context is part of the model's
+fingerprint, so that the ids follow from the fingerprint and the tokens.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ Owner = bytes
 _TOKENS = struct.Struct(f"<{PAGE}I")
 
 
-STRIDE = 8  # pages from one mark to the next
+STRIDE = 8  # the number of pages between marks
 
 
 def marks_of(ids: Sequence[PageId]) -> list[PageId]:
-    """Return the marks among a chain's pages; each mark stands for itself and the pages since the mark before it."""
+    """Return the marks among a chain's pages; each mark represents itself and the pages since the previous mark."""
     return list(ids[STRIDE - 1 :: STRIDE])
 
 
 def root_id(fingerprint: str, scope: str) -> PageId:
-    """Return the parent of all first pages of one model and one scope (a tenant)."""
-    # The fingerprint is hexadecimal (and a short context), so the zero byte cannot be part of it: no two pairs collide.
+    """Return the parent id of all first pages of one model in one scope (a tenant)."""
+    # The fingerprint has only hexadecimal digits (and a short context), so the zero byte keeps all pairs distinct.
     return _digest(fingerprint.encode() + b"\0" + scope.encode())
 
 
 def long_root(root: PageId) -> PageId:
-    """Return the parent of the first pages of texts that are longer than the model's short context."""
+    """Return the parent id of first pages of texts that are longer than the model's short context."""
     return _digest(root + b"long")
 
 
 def with_short_context(digest: str, tokens: int) -> str:
-    """Return the fingerprint of a model with a short context of so many tokens; 0: all its texts are turned alike."""
+    """Return a fingerprint with the model's short context appended, in tokens; 0: the model has none."""
     return f"{digest}-{tokens}" if tokens else digest
 
 
 def short_context(fingerprint: str) -> int:
-    """Return the short context that a fingerprint names, in tokens; 0 if the model turns all texts alike."""
+    """Return the short context in a fingerprint, in tokens; 0 if the model has none."""
     _, _, tokens = fingerprint.partition("-")
     return int(tokens) if tokens.isascii() and tokens.isdigit() else 0
 
@@ -54,7 +54,7 @@ def text_pages(fingerprint: str, scope: str, tokens: Sequence[int]) -> list[Page
 
 
 def owner_id(scope: str) -> Owner:
-    """Return 8 bytes that stand for a tenant where tiers count its pages; its name cannot be read from them."""
+    """Return 8 bytes that represent a tenant in the tiers' counts, without revealing its name."""
     return hashlib.blake2b(scope.encode(), digest_size=8, person=b"spillway-owner").digest()
 
 
@@ -64,7 +64,7 @@ def page_id(parent: PageId, tokens: Sequence[int]) -> PageId:
 
 
 def page_ids(root: PageId, tokens: Sequence[int], known: Sequence[PageId] = ()) -> list[PageId]:
-    """Return the ids of all full pages of `tokens`; `known` are the first ids, if they were computed before."""
+    """Return the ids of all full pages of `tokens`; `known` are first ids that were computed earlier."""
     ids = list(known)
     for start in range(len(ids) * PAGE, len(tokens) - PAGE + 1, PAGE):
         ids.append(page_id(ids[-1] if ids else root, tokens[start : start + PAGE]))

@@ -1,7 +1,7 @@
-"""The page keeper's side of the pages Redis: its lease, the requests to it, and the pages to evict.
+"""The page keeper's client of the pages Redis: its lease, the requests to it, and the pages to evict.
 
-The keeper is one kv_store at a time. Every call raises TierDown if the pages Redis is away. A member, size or request
-that cannot be decoded is skipped and reported to `skipped` with the reason, so that it does not stop the others.
+One kv_store at a time is the keeper. Every call raises TierDown if the pages Redis is away. A member, size or request
+that cannot be decoded is skipped and reported to `skipped` with the reason, so that it does not block the others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from common.redis.lock import RedisLock
 NEARLY = 0.97  # of a server's maxmemory
 _AT_ONCE = 64
 _OWNER_BYTES = 8
-_NOTICES = 16  # notices of erasures that are kept; waiting processes need the last one only
+_NOTICES = 16  # stored notices of erasures, of which waiting processes need only the last
 Skipped = Callable[[str], None]
-Room = Mapping[tuple[int, Owner | None], int]  # by partition and owner, the largest page refused
+Room = Mapping[tuple[int, Owner | None], int]  # the largest refused page, by partition and owner
 
 
 class StoredPage(NamedTuple):
-    """One page in Redis: its key, its size in bytes, its owner, and until when it is pinned (ms; 0: it is not)."""
+    """One page in Redis: its key, its size in bytes, its owner, and the end of its pin (ms; 0: not pinned)."""
 
     key: PageKey
     size: int
@@ -35,14 +35,14 @@ class StoredPage(NamedTuple):
 
 
 class EraseRequests(NamedTuple):
-    """The oldest requests to erase pages: the pages, and the members as they stand in the list."""
+    """The oldest requests to erase pages: the pages, and the list's members that name them."""
 
     keys: list[PageKey]
     members: list[bytes]
 
 
 class KeeperClient:
-    """Runs the keeper's commands; `name` is that of this process, `life_ms` how long its lease lives unrenewed."""
+    """Runs the keeper's commands; `name` is this process' name, `life_ms` the life of its lease without renewal."""
 
     def __init__(self, store: PageStore, name: str, life_ms: int, skipped: Skipped) -> None:
         self._store, self._server, self._name, self._skipped = store, store.server, name, skipped
@@ -51,7 +51,7 @@ class KeeperClient:
     # -- requests --------------------------------------------------------------------------------------
 
     async def room(self, wait_s: float) -> Room:
-        """Wait for requests for room; return the largest page that was refused, by partition and owner."""
+        """Wait for requests for room; return the largest refused page, by partition and owner."""
         found: dict[tuple[int, Owner | None], int] = {}
         for word in await self._pop(names.ROOM, wait_s):
             try:
@@ -74,24 +74,24 @@ class KeeperClient:
         return [rung[1], *(more or ())]
 
     async def erasures(self) -> EraseRequests:
-        """Return the oldest requests to erase pages, which stay in their list until `erased`."""
+        """Return the oldest requests to erase pages, which stay in their list until `erased` is called."""
         members = await self._server.call("LRANGE", names.ERASE, 0, _AT_ONCE - 1)
         return EraseRequests(self.keys_of(members), members)
 
     async def erased(self, members: Sequence[bytes]) -> bool:
-        """Remove requests that were carried out; False, and nothing is removed, if this process has lost the lease."""
+        """Remove requests that were carried out; False, without removing any, if this process has lost the lease."""
         heads = (names.KEEPER, names.ERASE)
         return bool(await self._server.script("erased", heads, (self._name, *members)))
 
     async def announce_erased(self) -> None:
-        """Wake the processes that wait for erasures; a full server takes no notice, and they look by themselves."""
+        """Wake processes that wait for erasures; a full server stores no notice, but these processes also poll."""
         try:
             await self._server.call("XADD", names.ERASED, "MAXLEN", _NOTICES, "*", "e", "")
         except OutOfMemoryError:
             return
 
     def keys_of(self, members: Iterable[bytes]) -> list[PageKey]:
-        """Return the pages that members name, each once."""
+        """Return the pages named by members, each once."""
         keys = []
         for member in dict.fromkeys(members):
             try:
@@ -107,20 +107,20 @@ class KeeperClient:
     # -- the last keeper -------------------------------------------------------------------------------
 
     async def last_keeper(self) -> str | None:
-        """Return the name that the last keeper noted; None where the server knows of none."""
+        """Return the last keeper's recorded name; None if the server has none."""
         name: bytes | None = await self._server.call("GET", names.LAST)
         return None if name is None else name.decode(errors="replace")
 
     async def note_keeper(self, name: str) -> None:
-        """Note the name of the keeper: that of its directory, or of its process if it has no directory."""
+        """Record the keeper's name: its directory's name, or its process' name without a directory."""
         await self._server.script("note", (names.LAST,), (name,))
 
     # -- pages to evict --------------------------------------------------------------------------------
 
     async def oldest(self, partition: int, start: int, count: int) -> tuple[list[StoredPage], bool]:
-        """Return up to `count` pages of a partition, longest unused first, from the `start`th on.
+        """Return up to `count` pages of a partition, longest unused first, from position `start` on.
 
-        Returned with them is whether the partition has no page from there on.
+        The second result is True if the partition has no page from `start` on.
         """
         members = await self._server.call(
             "ZRANGE", names.index(partition), start, start + count - 1
@@ -143,7 +143,7 @@ class KeeperClient:
         return found, False
 
     async def lives(self, keys: Sequence[PageKey]) -> dict[PageKey, tuple[int, Owner]]:
-        """Return when pages expire (ms), and their owners; pages that have expired are left out."""
+        """Return the expiry (ms) and the owner of pages; expired pages are left out."""
         told = await self._server.pipeline(
             [("PTTL", names.value(key)) for key in keys]
             + [("HGET", names.sizes(key.partition), key.member) for key in keys]
@@ -159,12 +159,12 @@ class KeeperClient:
         return found
 
     async def value(self, key: PageKey) -> bytes | None:
-        """Return a page's value without noting a use of it."""
+        """Return a page's value without recording a use."""
         value: bytes | None = await self._server.call("GET", names.value(key))
         return value
 
     async def excess_bytes(self) -> int:
-        """Return by how many bytes servers exceed 97 % of their memory limits, by their own count."""
+        """Return the bytes by which servers exceed 97 % of their memory limits, by their own count."""
         over = 0
         for call in await self._server.callers():
             told = dict(

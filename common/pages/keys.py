@@ -12,24 +12,24 @@ GROUPS = 8  # layer groups that a model may have
 
 
 class PageKey(NamedTuple):
-    """One copy's name: the page's id, and the layer group whose layers it holds."""
+    """The name of one copy: the page's id, and the layer group whose layers it holds."""
 
     id: PageId
     group: int = 0
 
     @property
     def partition(self) -> int:
-        """Number of the partition that holds the page."""
+        """The number of the page's partition."""
         return self.id[0] % PARTITIONS
 
     @property
     def member(self) -> str:
-        """Name of the copy within its partition, `<id in hex>:<group>`."""
+        """The name of the copy within its partition, `<id in hex>:<group>`."""
         return f"{self.id.hex()}:{self.group}"
 
 
 def of_member(member: bytes, partition: int | None = None) -> PageKey:
-    """Return the key that a name stands for; ValueError if it is no such name, or belongs to another `partition`."""
+    """Return the key for a member's name; ValueError if it is malformed or belongs to another `partition`."""
     text, _, group = member.decode("ascii").partition(":")
     found = bytes.fromhex(text)
     if len(found) != 16:

@@ -1,4 +1,4 @@
-"""Pins in the pages Redis: pages that are not evicted before a given time. Every call may raise TierDown."""
+"""Pins in the pages Redis, which protect pages from eviction until a given time. Every call may raise TierDown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from common.pages.store import PageStore, sized
 
 
 class PagePins:
-    """Reads the sizes of pages, and writes until when pages are pinned."""
+    """Reads the sizes of pages, and writes the times until which pages are pinned."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
 
     async def sizes(self, keys: Iterable[PageKey]) -> dict[PageKey, int]:
-        """Return the bytes of the pages that Redis has, in the order of `keys`."""
+        """Return the sizes in bytes of the pages that Redis has, in the order of `keys`."""
         keys = list(keys)
         groups = by_partition(keys)
         told = await self._store.server.pipeline(
@@ -34,7 +34,7 @@ class PagePins:
         return {key: sizes[key] for key in keys if key in sizes}
 
     async def replace(self, ends_ms: Mapping[PageKey, int]) -> None:
-        """Pin these pages until the given times (ms), and no others; none expires before its pin ends."""
+        """Pin exactly these pages, until the given times (ms); no pinned page expires before its pin ends."""
         parts, groups = range(PARTITIONS), by_partition(ends_ms)
         used_ms = self._store.now_ms() + 1000 * self._store.ttl_s
         told = await self._store.server.pipeline(

@@ -1,4 +1,4 @@
-"""Correct the indexes and counts of the pages Redis: pages expire, and the server may have restarted with old data."""
+"""Reconciliation of the pages Redis: corrects indexes and counts after expiries, or after a restart with old data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Reconciled(Struct):
-    """Faults found: entries whose values had expired, values without entries, bytes miscounted, members forgotten."""
+    """The faults found: entries with expired values, values without entries, miscounted bytes, forgotten members."""
 
     expired: int = 0
     unindexed: int = 0
@@ -27,9 +27,9 @@ class Reconciled(Struct):
 
 
 async def reconcile(store: PageStore, skipped: Skipped) -> Reconciled:
-    """Remove entries whose values are gone and values without an entry, and count all anew. Raises TierDown.
+    """Remove entries without values and values without entries, and recount all. Raises TierDown.
 
-    Members that name no page are removed from the indexes and reported to `skipped`. Values under such names are
+    Members that name no page are removed from the indexes and reported to `skipped`. Values with such names are
     reported, too, but stay.
     """
     done = Reconciled()
@@ -51,7 +51,7 @@ async def reconcile(store: PageStore, skipped: Skipped) -> Reconciled:
 def _read(
     members: Iterable[bytes], skipped: Skipped, partition: int | None = None
 ) -> tuple[list[PageKey], list[bytes]]:
-    """Return the pages that members name, and the members that name none."""
+    """Return the pages named by members, and the members that name no page."""
     keys, bad = [], []
     for member in members:
         try:

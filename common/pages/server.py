@@ -1,4 +1,4 @@
-"""The connections of a process to the pages Redis; if that server is gone or hangs, calls fail at once."""
+"""The connections of a process to the pages Redis; if that server has gone or hangs, calls fail at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.redis.scripts import ScriptSet
 CONNECTIONS = 8
 TIMEOUT_S = 2.0
 CONNECT_S = 1.0
-AGAIN_S = 1.0  # how long calls fail at once after the server was away
+AGAIN_S = 1.0  # seconds in which calls fail at once after a failed call
 _CLOSE_S = 0.25
 SCRIPTS = ("put", "remove", "recount", "where", "erase", "erased", "note")
 _EXPECTED = "redis://, rediss://, unix:// or none"
@@ -27,7 +27,7 @@ class TierDown(Exception):
 
 
 class PagesServer:
-    """Runs commands and scripts on one server or Cluster; a failing call raises TierDown within `timeout_s` + 1 s."""
+    """Runs commands and scripts on a server or Cluster; an unanswered call raises TierDown in `timeout_s` + 1 s."""
 
     def __init__(
         self, url: str, clock: Clock, *, cluster: bool = False, timeout_s: float = TIMEOUT_S
@@ -52,7 +52,7 @@ class PagesServer:
 
     @property
     def up(self) -> bool:
-        """False after a call that got no answer, until a later call gets one."""
+        """False after a call without an answer, until a later call gets one."""
         return not self._policy.breaker.failed
 
     async def call(self, *command: Any) -> Any:
@@ -60,23 +60,23 @@ class PagesServer:
         return await self._client.call(*command)
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands in one round trip per node; return replies in order, for a refused command its ResponseError."""
+        """Run commands in one round trip per node; return their replies in order, a ResponseError for a refused one."""
         return await self._client.pipeline(commands)
 
     async def values(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands as `pipeline` does; their replies are no arrays, and large values are read without copies."""
+        """Run commands as `pipeline` does, but with replies that are not arrays; large values are not copied."""
         return await self._client.values(commands)
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run a script by its name; the script is loaded if the server does not know it."""
+        """Run a script by its name, and load it if the server does not know it."""
         return await self._scripts.run(self.call, name, keys, args)
 
     async def callers(self) -> list[Callable[..., Awaitable[Any]]]:
-        """Return one function per server that runs a plain command there: one for each primary of a Cluster."""
+        """Return, for each server (each primary of a Cluster), a function that runs a plain command there."""
         if self.cluster:
-            await self.call("PING")  # the client learns the nodes with its first command
+            await self.call("PING")  # by its first command the client learns the nodes
         return self._client.callers()
 
     async def close(self) -> None:
-        """Let commands in flight end, except blocking reads, then close every connection."""
+        """Wait for commands in flight, except blocking reads, then close all connections."""
         await self._client.close(_CLOSE_S)

@@ -1,6 +1,6 @@
-"""The store of KV pages in the pages Redis: it puts, finds and reads pages, and asks for pages on kv_store's disk.
+"""The store of KV pages in the pages Redis: puts, finds and reads pages, and requests pages from kv_store's disk.
 
-The pages are a cache and may be gone at any time. Every call raises TierDown, at once or within its timeout, if the
+The pages are a cache and may vanish at any time. Every call raises TierDown, at once or within its timeout, if the
 pages Redis is away.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["NONE", "EraseRefused", "PageKey", "PageStore", "TierDown", "Usage", 
 
 NONE = "none"
 FREE = 0.1  # the share of its budget that kv_store keeps free
-# The most requests that wait for kv_store: to bring pages from disk, to erase pages, to make room.
+# The most waiting requests to kv_store: to bring pages from disk, to erase pages, to make room.
 MOST_ASKED, MOST_ERASED, MOST_RUNG = 4096, 65536, 64
 _AT_ONCE = 256
 _BLOCK_MS = 1000  # shorter than the timeout of a reply
@@ -37,7 +37,7 @@ Tier = Literal["redis", "disk"]
 
 
 class EraseRefused(TierDown):
-    """The error while too many pages wait to be erased from disk; the request is accepted once some are erased."""
+    """The error while too many pages wait to be erased from disk; a later try is accepted once some are erased."""
 
 
 class Usage(Struct, frozen=True):
@@ -49,12 +49,12 @@ class Usage(Struct, frozen=True):
 
 
 def pages_url(config: PagesConfig) -> str:
-    """Return the configured address of the pages Redis, or the instance's own socket; "none" without such a tier."""
+    """Return the configured address of the pages Redis, or the instance's own socket; "none" means no such tier."""
     return config.pages_url or f"unix://{Path(config.data_dir).resolve() / 'pages.sock'}"
 
 
 def sized(told: bytes | None) -> tuple[int, Owner]:
-    """Decode a page's entry in `sizes`: its bytes and its owner; 0 and an empty owner if there is no entry."""
+    """Decode a page's entry in `sizes` into its bytes and its owner; 0 and an empty owner without an entry."""
     size, _, owner = (told or b"0").decode().partition(" ")
     return int(size), bytes.fromhex(owner)
 
@@ -79,7 +79,7 @@ class PageStore:
     def of(
         cls, config: PagesConfig, clock: Clock, *, timeout_s: float = TIMEOUT_S
     ) -> PageStore | None:
-        """Return the store of the pages Redis that a config names, not connected yet; None if it names none."""
+        """Return a store, not yet connected, of the config's pages Redis; None without a pages Redis."""
         url = pages_url(config)
         if url == NONE:
             return None
@@ -88,18 +88,18 @@ class PageStore:
 
     @property
     def up(self) -> bool:
-        """False after a call that got no answer, until a later call gets one."""
+        """False after a call without an answer, until a later call gets one."""
         return self.server.up
 
     def now_ms(self) -> int:
-        """Return the time in milliseconds since the epoch, by which the tiers note uses and expiries."""
+        """Return the time in milliseconds since the epoch, as used for uses and expiries in the tiers."""
         return self.clock.now_ms()
 
     async def put(self, key: PageKey, value: Buffer, ttl_s: float, owner: Owner = b"") -> Put:
-        """Store a page, unless Redis has it already, or its partition or its owner's limit has no room.
+        """Store a page, unless Redis has it already, or there is no room in its partition or its owner's limit.
 
-        `owner` is the `owner_id` of the page's tenant; for an empty one no limit holds. When little room is left, the
-        keeper is asked to make more.
+        `owner` is the `owner_id` of the page's tenant; an empty owner has no limit. When little room is left, the
+        keeper is asked to make room.
         """
         at = key.partition
         heads = (names.index(at), names.sizes(at), names.use(at), names.shares(at))
@@ -124,12 +124,12 @@ class PageStore:
         return outcome
 
     async def get(self, key: PageKey) -> Value | None:
-        """Return a page's value, unchecked (see `common.pages.codec`), and note its use; None if it is not stored."""
+        """Return a page's value, unchecked (see `common.pages.codec`), and record its use; None if it is not stored."""
         (found,) = await self.get_many([key])
         return found
 
     async def get_many(self, keys: Sequence[PageKey]) -> list[Value | None]:
-        """Return the values of pages in one round trip, as `get` does."""
+        """Return the values of pages as `get` does, in one round trip."""
         now_ms = self.clock.now_ms()
         asked: list[tuple[object, ...]] = []
         for key in keys:
@@ -168,7 +168,7 @@ class PageStore:
     async def drop(self, keys: Sequence[PageKey]) -> int:
         """Remove pages from Redis, ask kv_store to erase them from its disk, and return how many had a copy.
 
-        EraseRefused if too many pages wait to be erased: nothing is removed from Redis, and the caller tries again.
+        EraseRefused, without removing any page, if too many pages wait to be erased: the caller tries again.
         """
         copies = sum(tier is not None for tier in await self.where(keys))
         for first in range(0, len(keys), _AT_ONCE):
@@ -179,20 +179,20 @@ class PageStore:
         return copies
 
     async def erasure(self) -> str:
-        """Return the id of the keeper's last notice that it has erased pages; "0-0" if there is none."""
+        """Return the id of the keeper's last notice of erased pages; "0-0" if there is none."""
         rows = await self.server.call("XREVRANGE", names.ERASED, "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else "0-0"
 
     async def await_erasure(self, after: str) -> None:
-        """Wait for a notice of an erasure after `after`, but at most a second, since a full server takes no notices."""
+        """Wait for a notice of an erasure after `after`, at most a second, since a full server stores no notices."""
         await self.server.call("XREAD", "BLOCK", _BLOCK_MS, "STREAMS", names.ERASED, after)
 
     async def remove(
         self, keys: Iterable[PageKey], ends_ms: Mapping[PageKey, int] | None = None
     ) -> tuple[int, int]:
-        """Remove values with their entries in index, sizes and counts; return how many there were, and their bytes.
+        """Remove values with their entries in index, sizes and counts; return their number and bytes.
 
-        `ends_ms` holds the expiry of copies that were just written to disk; the disk's catalog gets these pages.
+        `ends_ms` has the expiry of copies that were just written to disk; these pages are added to the disk's catalog.
         """
         ends, gone, freed = ends_ms or {}, 0, 0
         for at, some in by_partition(keys).items():
@@ -206,7 +206,7 @@ class PageStore:
         return gone, freed
 
     async def usage(self) -> Usage:
-        """Return the contents of the tier, by the counts in Redis."""
+        """Return the usage of the tier, by the counts in Redis."""
         parts = range(PARTITIONS)
         replies = await self.server.pipeline(
             [("GET", names.use(at)) for at in parts]

@@ -1,4 +1,4 @@
-"""A worker's registration in one family: its name, its published record and its heartbeat."""
+"""The incarnation of a worker: its registration in one family, with its name, published record and heartbeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = log.get("bus")
 
 
 def incarnation_name(service: str) -> str:
-    """Return a new worker name, different at every start."""
+    """Return a new worker name, which differs at every start."""
     return f"{service}-{socket.gethostname().lower()[:20]}-{os.getpid()}-{ulid()[-10:]}"
 
 
@@ -51,11 +51,11 @@ class Incarnation:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Classes that this worker reads: its own lane first."""
+        """The lanes that this worker reads, its own lane first."""
         return (keys.own(self.name), *self.record.classes)
 
     async def register(self) -> None:
-        """Create the groups of the lanes, publish the record, and let the heartbeat thread renew the heartbeat."""
+        """Create the groups of the lanes, publish the record, and add the heartbeat to the heartbeat thread."""
         await self.beat("start")
         self._heartbeats.add(self.heartbeat)
         self._bus.workers.forget(self._family)
@@ -86,7 +86,7 @@ class Incarnation:
         return not self.heartbeat.lost.is_set()
 
     def lose(self) -> None:
-        """Mark the heartbeat as lost: the next beat begins a new incarnation."""
+        """Mark the heartbeat as lost, so that the next beat begins a new incarnation."""
         self.heartbeat.lost.set()
 
     async def beat(self, mode: str) -> list[str]:
@@ -117,12 +117,12 @@ class Incarnation:
         return [item.decode() for item in await self._bus.connection.script("beat", names, args)]
 
     async def publish(self, record: WorkerRecord) -> None:
-        """Publish new depth and costs; name and place stay the incarnation's."""
+        """Publish a record with new depth and costs; its name and place are set to the incarnation's."""
         self.record = msgspec.structs.replace(record, worker=self.name, place=self.record.place)
         await self.beat("keep")
 
     def ran(self, items: int, tokens: int, seconds: float) -> None:
-        """Count a batch that was run; the next heartbeat publishes the counts."""
+        """Count a batch that ran; the next heartbeat publishes the counts."""
         batches, total, *_ = self._ran
         self._ran = (batches + 1, total + tokens, items, tokens, seconds)
         self.busy_s += seconds

@@ -1,4 +1,4 @@
-"""Recovery of a family's lanes by its workers: leases of dead workers, lanes without a worker, lost deliveries."""
+"""The recovery of a family's lanes by its workers: leases of dead workers, lanes without a worker, lost deliveries."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from common.worker.leases import HeldLeases
 from common.worker.outbox import Outbox
 
 FASTER, SLOWER = "gpu", "cpu"
-RELIEF = 16  # entries considered at once
+RELIEF = 16  # lane entries examined at once
 RECOVER_S = 0.5
 RECONCILE_S = 2.0
 REAP_S = 60.0
-_STALL_S = TTL_MS / 1000 - 2.0  # if this process stood still so long, others may have, too
+_STALL_S = TTL_MS / 1000 - 2.0  # a longer standstill may have hit other processes, too
 _log = log.get("bus")
 
 
 class LaneRecovery:
-    """One worker's part in the recovery of its family's lanes; `loops` returns the work to run in the background."""
+    """One worker's share in the recovery of its family's lanes; `loops` returns the background loops."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class LaneRecovery:
         self._bus, self._family, self._incarnation = bus, family, incarnation
         self._leases, self._reader, self._outbox = leases, reader, outbox
         self._orphans: tuple[str, ...] = ()  # lanes that no living worker serves
-        self._spilled = False  # the accelerator's overflow holds work
-        # (class, job) of leases that Redis counts as this worker's and that this worker does not hold.
+        self._spilled = False  # True if the overflow lane of the accelerator holds work
+        # (class, job) of leases that Redis counts as this worker's, but that this worker does not hold.
         self._unexplained: set[tuple[str, str]] = set()
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -62,14 +62,14 @@ class LaneRecovery:
             await asyncio.sleep(RECOVER_S)
             turn += 1
             if self._bus.clock.unix_ns() - last_ns > _STALL_S * 1e9:
-                # This process or the machine stood still, and other workers may have too.
+                # This process or the machine stood still, and other workers may have stood still, too.
                 self._bus.connection.policy.suspect()
             try:
                 await self._recover(adopt=turn % 2 == 0)
             except BusDown:
                 pass
             except ResponseError as error:
-                # Without its group a lane was emptied with Redis: the next beat registers the worker anew.
+                # A lane has lost its group if Redis was emptied: the next beat registers the worker again.
                 if "NOGROUP" not in str(error):
                     _log.exception("recovery_failed", worker=self._incarnation.name)
             except Exception:  # noqa: BLE001 - recovery must outlive a bad reply
@@ -109,7 +109,7 @@ class LaneRecovery:
         metrics.LEASES_LOST.labels(metrics.lane_label(self._family, cls)).inc()
 
     async def _adopt(self, used: Iterable[str]) -> None:
-        """When idle, take work of lanes that no living worker serves, and of the CPU's backlog where that is faster."""
+        """When idle, take work from lanes without a living worker, and from the CPU's lane if that ends sooner."""
         served = {cls for w in await self._bus.workers.living(self._family) for cls in w.classes}
         mine = self._incarnation.record.classes
         others = [c for c in used if not c.startswith("w.") and c not in mine]
@@ -124,7 +124,7 @@ class LaneRecovery:
             await self._move(cls, count=1)
 
     async def relieve(self) -> None:
-        """Take back jobs of the CPU's lane that would end sooner on the accelerator, if that lane held any of late."""
+        """Move jobs from the CPU's lane that would end sooner on the accelerator, if that lane lately held jobs."""
         if self._spilled and self._reader.takes_more:
             await self._move(SLOWER, count=RELIEF, sooner=True)
 
@@ -147,9 +147,9 @@ class LaneRecovery:
                 _log.exception("reconcile_failed", worker=self._incarnation.name)
 
     async def reconcile(self) -> None:
-        """Hand over leases that Redis counts as this worker's but whose delivery was lost with a connection.
+        """Hand over leases that Redis counts as this worker's, but whose delivery was lost with a connection.
 
-        A lease is handed over when two calls in a row have found it.
+        A lease is handed over if two calls in a row have found it.
         """
         worker, held = self._incarnation.name, self._leases.held
         unexplained: set[tuple[str, str]] = set()
@@ -176,7 +176,7 @@ class LaneRecovery:
                 _log.exception("reap_failed", worker=self._incarnation.name)
 
     async def reap(self) -> None:
-        """Clean up the family once; differences of use are bugs, which are logged and counted."""
+        """Clean up the family once; miscounts of the lanes' use are bugs, which are logged and counted."""
         classes = self._incarnation.record.classes
         ended, _, wrong = await self._bus.recovery.reap(self._family, classes)
         metrics.ended(self._family, classes[0], "expired", ended)

@@ -1,4 +1,4 @@
-"""Reading of leases within a worker's room: new entries of its lanes, and work that was handed over."""
+"""The lease reader: reads new entries of a worker's lanes, and work that was handed over, within the worker's room."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from common.worker.incarnation import Incarnation
 from common.worker.leases import HeldLeases, Lease
 from common.worker.outbox import Outbox
 
-# A full worker waits to be woken; after this time its reader looks again, in case a wake was missed.
+# Seconds after which the reader of a full worker checks its room again, in case a wake was missed.
 FULL_S = 1.0
 
 
 class LeaseReader:
-    """Reads the lanes of one family for one worker; one caller at a time."""
+    """Reads the lanes of one family for one worker; only one caller at a time may `read`."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class LeaseReader:
         self._arrived = asyncio.Event()
         self._reading: asyncio.Task[list[Lease]] | None = None
         self._reading_own: asyncio.Task[list[Lease]] | None = None
-        self._asked = 0  # how many leases of the read in flight are kept
-        self._in_redis = False  # the read in flight has not been answered
-        self._awaited = False  # a caller waits in `read` for arrivals
-        self._room = 0  # how many leases the waiting caller would take beside the read in flight
-        self._want_take = False  # with room for one lease only, handed-over work is taken first
+        self._asked = 0  # leases to keep of the read in flight
+        self._in_redis = False  # True until the read in flight is answered
+        self._awaited = False  # True while a caller waits in `read`
+        self._room = 0  # leases that the waiting caller would take beside the read in flight
+        self._want_take = False  # with room for one lease, take handed-over work first
         self._quiet = False  # a job waits to run alone: read nothing until idle, then take that job
         self._draining = False
 
@@ -57,18 +57,18 @@ class LeaseReader:
         return not (self._draining or self._quiet)
 
     async def read(self, free_items: int, free_tokens: int) -> list[Lease]:
-        """Wait up to a second for new leases, and return no more of them than the free room holds.
+        """Wait up to a second for new leases, and return at most as many as fit the free room.
 
-        The own lane is read first, then the shared ones; work that was handed over or reclaimed arrives in between.
-        Without room the call waits for the end of a lease, or for `wake`, and returns nothing: the caller then computes
-        its room anew.
+        The own lane is read first, then the shared lanes; handed-over or reclaimed work arrives in between. Without
+        room the call waits for the end of a lease, or for `wake`, and returns no lease, so that the caller computes its
+        room again.
         """
         room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
         if room <= 0 and not self._leases.held:
             room = 1  # an idle worker always has room for one parcel
         if room <= 0 or not self._may_read():
             await wait(self._leases.changed, FULL_S)
-            self._leases.changed.clear()  # after the wait, so that a change since the last call ends the wait at once
+            self._leases.changed.clear()  # after the wait: an earlier change ends it
             return []
         self._leases.changed.clear()
         only_take = self._quiet or (self._want_take and room == 1)
@@ -76,7 +76,7 @@ class LeaseReader:
             self._asked = max(1, room // 2)
             self._reading = asyncio.create_task(self._read(room))
         elif self._reading is not None and self._asked == 0 and not self._inbox:
-            self._asked = max(1, room // 2)  # handed-over work took this read's room; there is more
+            self._asked = max(1, room // 2)  # handed-over work took this read's room
         self._room = room - (self._asked if self._reading is not None else 0)
         self._awaited = True
         try:
@@ -84,16 +84,16 @@ class LeaseReader:
                 await self._await_arrivals()
         finally:
             self._awaited = False
-            self._room = 0  # nothing is taken for a caller that waits no more
+            self._room = 0  # the caller has stopped waiting
         return self._collected(room)
 
     def _may_read(self) -> bool:
-        """Return whether a worker with room may read now; a caller that may not is woken when that changes."""
+        """Return whether a worker with room may read now; the caller is woken when this changes to True."""
         blocked = self._quiet and bool(self._leases.held) and self._reading is None
         return not (blocked or self._draining or self._leases.runs_alone)
 
     def _collected(self, room: int) -> list[Lease]:
-        """Return the leases that have arrived and fit in the room, less what the read in flight may bring."""
+        """Return arrived leases that fit in the room, minus the room reserved for the read in flight."""
         if self._reading is not None and self._reading.done():
             task, self._reading = self._reading, None
             self._inbox = task.result() + self._inbox
@@ -111,11 +111,11 @@ class LeaseReader:
             arrived.cancel()
 
     async def _read(self, room: int) -> list[Lease]:
-        """Wait for entries on any of the worker's lanes, and return leases of them within the room.
+        """Wait for entries on any of the worker's lanes, and return leases of entries within the room.
 
-        With little room the lanes are read one by one, the own one first. Only if all are empty does one read wait on
-        all of them. Redis counts per stream, so that read may bring an entry from each lane; entries beyond the room
-        are handed back. A read that waited on one lane alone would see the entries of the others late.
+        With little room the lanes are read one by one, the own lane first. Only if all are empty, one read waits on all
+        lanes, since a wait on a single lane would notice entries of other lanes late. Redis counts per stream, so this
+        read may return an entry from each lane; entries beyond the room are handed over.
         """
         lanes = self._incarnation.lanes
         try:
@@ -130,9 +130,9 @@ class LeaseReader:
             return []
 
     async def read_own(self, count: int) -> list[Lease]:
-        """Wait up to a second for leases of the own lane, and return at most `count` of them, whatever the room.
+        """Wait up to a second for leases of the own lane, and return at most `count`, regardless of the room.
 
-        One task may call this while another one waits in `read`.
+        One task may call this while another task waits in `read`.
         """
         if not self._may_read():
             await asyncio.sleep(FULL_S)
@@ -151,7 +151,7 @@ class LeaseReader:
     async def _group_read(
         self, classes: Sequence[str], count: int, block: int | None, *, beside: bool = False
     ) -> list[Lease]:
-        """Lease entries of lanes; `beside` the read in flight, whose room they do not take."""
+        """Lease entries of lanes; with `beside` the call takes no room from the read in flight."""
         lanes = {keys.lane(self._family, cls): cls for cls in classes}
         blocking = () if block is None else ("BLOCK", block)
         worker, generation = self._incarnation.name, self._incarnation.generation
@@ -162,7 +162,7 @@ class LeaseReader:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            self._incarnation.lose()  # Redis was emptied: the next beat registers the worker anew
+            self._incarnation.lose()  # Redis was emptied: the next beat registers again
             await asyncio.sleep(0.2)
             return []
         finally:
@@ -181,7 +181,7 @@ class LeaseReader:
         unfit = [lease for lease, _ in found if lease not in fit]
         for lease in fit:
             self._leases.hold(lease)
-        with contextlib.suppress(BusDown):  # LaneRecovery finds them as lost deliveries
+        with contextlib.suppress(BusDown):  # LaneRecovery finds lost deliveries
             await self._outbox.give_back(unfit)
         return await self._unexpired(fit)
 
@@ -209,7 +209,7 @@ class LeaseReader:
         )
 
     async def _unexpired(self, leases: list[Lease]) -> list[Lease]:
-        """End the jobs that expired in the queue, before they run; return the others."""
+        """End jobs that expired in the queue, before they run; return the other leases."""
         now = self._bus.clock.now_ms()
         for lease in leases:
             if lease.deadline_ms < now:
@@ -230,25 +230,25 @@ class LeaseReader:
             waits = await self._take_from(cls) or waits
             self._want_take = False
         if self._room > 0 and self._reading is not None and self._asked == 0:
-            self._room, self._asked = self._room - 1, 1  # nothing needed the room that was claimed
+            self._room, self._asked = self._room - 1, 1  # the claimed room was not needed
         if self._room > 0:
             self._hush(quiet=waits and not self._leases.runs_alone)
             if self._reading is None:
-                self._arrived.set()  # the caller of `read` waited for handed-over work only
+                self._arrived.set()  # the caller of `read` waited only for this work
 
     def nothing_handed_over(self) -> None:
-        """Read as usual, since no work was handed over: the family's lanes hold no work at all."""
+        """Read new entries as usual, since no work was handed over: the family's lanes are empty."""
         self._want_take = False
         self._hush(quiet=False)
 
     def _hush(self, *, quiet: bool) -> None:
-        """Read nothing until the worker is idle, so that a job can run alone (`quiet`), or read as usual."""
+        """With `quiet`, read nothing until the worker is idle, so that a job can run alone; else read as usual."""
         if self._quiet and not quiet:
             self._leases.wake()
         self._quiet = quiet
 
     def _claims_room(self) -> bool:
-        """Give the room of a read that waits in Redis to handed-over work; what that read brings is handed back."""
+        """Claim the room of a read waiting in Redis for handed-over work; leases of that read are then handed over."""
         if not (self._awaited and self._in_redis and self._asked > 0):
             return False
         self._room, self._asked = self._room + self._asked, 0
@@ -281,7 +281,7 @@ class LeaseReader:
         return any(verdict == "waits" for _, verdict in done)
 
     def stop(self) -> None:
-        """Read and take nothing from now on; wakes a waiting reader."""
+        """Read and take no more leases; wakes a waiting reader."""
         self._draining = True
         self._leases.wake()
 
@@ -294,5 +294,5 @@ class LeaseReader:
         self._reading = self._reading_own = None
 
     def clear(self) -> None:
-        """Forget arrived leases that nobody has read: they are no longer held."""
+        """Forget arrived leases that no caller has read, since they are no longer held."""
         self._inbox.clear()

@@ -1,4 +1,4 @@
-"""Leases of one worker in one family, and the spans that trace their processing."""
+"""The leases of one worker in one family, and the spans that trace their processing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from common.tracing import Attributes
 
 
 class Lease(NamedTuple):
-    """A worker's right to one job; `epoch` is the delivery count that fences off the results of other workers.
+    """A worker's right to one job; `epoch` is the delivery count by which results of other workers are refused.
 
-    The job should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to end by `finish_ms` (0:
-    nothing was predicted).
+    The job should end by `due_ms`, is planned in `batch` (0: none), and was predicted to end by `finish_ms` (0: no
+    prediction).
     """
 
     job: str
@@ -42,12 +42,12 @@ class Lease(NamedTuple):
 
     @property
     def fence(self) -> tuple[str, str, int]:
-        """The values that tell this lease from every other lease of the same job."""
+        """The values that distinguish this lease from all other leases of the same job."""
         return self.worker, self.entry, self.epoch
 
 
 class Spans:
-    """Open spans by lease, of one worker in one family; none while traces are off."""
+    """The open spans of one worker in one family, by lease; none while tracing is off."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -62,7 +62,7 @@ class Spans:
             )
 
     def of(self, lease: Lease) -> Span:
-        """Return a lease's span; where traces are off, the trace that it belongs to."""
+        """Return a lease's span; while tracing is off, the trace that the lease belongs to."""
         return self._open.get(lease.fence) or tracing.remote(lease.traceparent)
 
     def batch(self, leases: Iterable[Lease]) -> Span:
@@ -84,7 +84,7 @@ class Spans:
             span.end()
 
     def lost(self, cls: str, entry: Entry) -> None:
-        """Make the span of a lease whose worker died, from its delivery until now."""
+        """Record the span of a lease whose worker died, from its delivery until now."""
         if not tracing.on():
             return
         told = self._told(cls, entry.job, entry.holder, entry.deliveries)
@@ -115,7 +115,7 @@ class Spans:
 
 
 class HeldLeases:
-    """The leases that one worker has read and not ended; `changed` is set whenever there may be more room."""
+    """The leases that one worker has read and not ended; `changed` is set when there may be more room."""
 
     def __init__(self, family: Family) -> None:
         self._held: dict[str, Lease] = {}
@@ -129,7 +129,7 @@ class HeldLeases:
 
     @property
     def runs_alone(self) -> bool:
-        """True while a job runs beside which no other job may run."""
+        """True while a job runs that must run alone."""
         return any(lease.alone for lease in self._held.values())
 
     def span(self, job: str) -> Span:
@@ -138,7 +138,7 @@ class HeldLeases:
         return tracing.NONE if lease is None else self.spans.of(lease)
 
     def wake(self) -> None:
-        """Let a reader without room look again; the end of a lease wakes the reader by itself."""
+        """Wake a reader that waits for room; the end of a lease wakes the reader anyway."""
         self.changed.set()
 
     def hold(self, lease: Lease) -> None:
@@ -147,16 +147,16 @@ class HeldLeases:
         self.spans.begin(lease)
 
     def is_held(self, lease: Lease) -> bool:
-        """True if this very lease is held, and not a later lease of the same job."""
+        """True if this lease itself is held, not only a later lease of the same job."""
         held = self._held.get(lease.job)
         return held is not None and held.fence == lease.fence
 
     def current(self, lease: Lease) -> Lease:
-        """Return the lease as held now: its router may have changed since the caller read the lease."""
+        """Return the held lease, whose router may have changed since the caller read it."""
         return self._held[lease.job] if self.is_held(lease) else lease
 
     def reroute(self, lease: Lease, router: str) -> None:
-        """Note that another router listens for the events of a held job."""
+        """Record that another router listens for the events of a held job."""
         if self.is_held(lease):
             self._held[lease.job] = lease._replace(router=router)
 
@@ -167,7 +167,7 @@ class HeldLeases:
             self.wake()
 
     def let_go(self, lease: Lease) -> None:
-        """Remove a lease that could not be ended: as a lost delivery, its job is soon tried again."""
+        """Remove a lease that could not be ended; its job is soon tried again, as a lost delivery."""
         if self.is_held(lease):
             self.spans.end(lease, "lost")
             self.forget(lease)

@@ -1,4 +1,4 @@
-"""Results of leased jobs on their way to the bus: emit, finish, refuse, fail, give back; each fenced by its epoch."""
+"""The outbox of a worker: writes events and ends of leased jobs to the bus, each fenced by its lease's epoch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from common.worker.incarnation import Incarnation
 from common.worker.leases import HeldLeases, Lease
 
 MAX_ERRORS = 3
-_MOST_ENDS = 16  # in one step: Redis runs nothing else meanwhile
+_MOST_ENDS = 16  # in one script, during which Redis runs nothing else
 SessionPart = tuple[Turn, SessionTurn]
 
 
 class RunningBatch(NamedTuple):
-    """The batch a worker runs: when the batch should be over, its number in the lane's plan, and its size.
+    """The batch that a worker runs: its predicted end, its number in the lane's plan, and its size.
 
-    `slowness` is what the batches before say of the device's speed.
+    `slowness` is the device's slowness in earlier batches.
     """
 
     until_ms: int
@@ -45,7 +45,7 @@ class RunningBatch(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """The end of a leased job; with a session, the keys and arguments by which its turn is appended."""
+    """The end of a leased job; for a session's job with the keys and arguments that append its turn."""
 
     lease: Lease
     event: Event
@@ -73,10 +73,10 @@ class Outbox:
     ) -> set[str]:
         """Emit one step's events (or none) for `leases`; return the jobs to stop: cancelled or fenced off.
 
-        Jobs returned as cancelled are ended here; jobs fenced off are forgotten; a job whose log has another length
-        than its event says is failed. `fold` replaces a log by the event, which then must hold everything so far.
-        `partial` returns the turn that a cancelled job's session keeps, if its client asked for that. `doing` tells
-        admission which batch runs from now on.
+        Cancelled jobs are ended here; fenced-off jobs are forgotten; a job whose event's index is not the length of its
+        log is failed. `fold` replaces a log by its event, which must then contain the whole log. `partial` returns the
+        turn that a cancelled job's session keeps, if its client asked for that. `doing` reports the batch that runs now
+        to admission.
         """
         batch = list(leases)
         if not batch:
@@ -125,17 +125,17 @@ class Outbox:
         index: int = 0,
         part: SessionPart | None = None,
     ) -> str:
-        """End a job with its result; "fenced" if the lease was another worker's by then, and nothing was written.
+        """End a job with its result; "fenced", without writing, if another worker holds the lease by then.
 
-        `index` is where the log should end; where the log ends elsewhere, the event takes the log's index. The turn of
-        `part` is appended to its session in the same script; "deleted" or "changed" if the session does not wait for
-        the turn any more: the job then ended with the error `session_deleted` or `session_changed`, not its result.
+        `index` is the expected length of the log; if the log has another length, the event gets the log's index. The
+        turn of `part` is appended to its session in the same script; "deleted" or "changed" if the session does not
+        expect the turn any more: the job then ends with the error `session_deleted` or `session_changed`.
         """
         event = Event(index=index, kind="result", data=encode(result))
         return await self._end(lease, event, part=part)
 
     async def finish_all(self, results: Iterable[tuple[Lease, Result]]) -> list[str]:
-        """End jobs with their results as `finish` does, up to 16 in one step; return a verdict for each."""
+        """End jobs with their results as `finish` does, up to 16 in one script; return a verdict for each."""
         ends = [
             JobEnd(self._leases.current(lease), Event(index=0, kind="result", data=encode(result)))
             for lease, result in results
@@ -152,9 +152,9 @@ class Outbox:
         index: int = 0,
         part: SessionPart | None = None,
     ) -> str:
-        """End a job with an error that another try would not change.
+        """End a job with an error that another try would repeat.
 
-        The turn of `part` is the part of the answer that the session keeps, if the client asked for that.
+        `part` has the partial turn that the session keeps, if the client asked for that.
         """
         kind: Literal["expired", "error"] = (
             "expired" if error.code == "deadline_exceeded" else "error"
@@ -162,7 +162,7 @@ class Outbox:
         return await self._end(lease, error_event(index, kind, error), part=part)
 
     async def expire(self, lease: Lease) -> None:
-        """End a job whose deadline passed before it ran; while Redis is away the lease is only forgotten."""
+        """End a job whose deadline passed before it ran; while Redis is away, only forget the lease."""
         error = DeadlineExceeded("the deadline passed before the job ran")
         try:
             await self._end(lease, error_event(0, "expired", error), timeout_s=2.0)
@@ -170,7 +170,7 @@ class Outbox:
             self._leases.forget(lease)  # found as a lost delivery
 
     async def fail(self, lease: Lease, code: str, message: str, trace: str = "") -> str:
-        """Charge a job with its own error: another try, or after 3 errors a dead letter."""
+        """Charge a job with its own error: it gets another try, or after 3 errors becomes a dead letter."""
         names = [keys.use(self._family), keys.dead(self._family), keys.letters(self._family)]
         names += [*self._keys(lease), keys.room(self._family)]
         args = [lease.worker, lease.job, lease.entry, lease.epoch]
@@ -178,13 +178,13 @@ class Outbox:
         reply = await self._bus.connection.script("fail", names, args, timeout_s=120.0)
         verdict = str(reply.decode())
         self._leases.forget(lease)
-        if verdict == "bad":  # the entry was no job's
+        if verdict == "bad":  # the entry belonged to no job
             metrics.BAD_ENTRIES.labels(metrics.lane_label(self._family, lease.cls)).inc()
         self._count(lease, verdict, verdict, code)
         return verdict
 
     async def give_back(self, leases: Iterable[Lease]) -> None:
-        """Hand over some leases; their jobs are not charged."""
+        """Hand over some leases without charging their jobs."""
         batch = list(leases)
         for worker, cls in {(lease.worker, lease.cls) for lease in batch}:
             jobs = [x.job for x in batch if (x.worker, x.cls) == (worker, cls)]
@@ -196,7 +196,7 @@ class Outbox:
     async def hand_over(self, cls: str, worker: str, jobs: Iterable[str] | None) -> None:
         """Hand over the leases that `worker` holds on a lane (`jobs` None: all), uncharged.
 
-        Leases of an own lane, which has no other reader, go to the shared lane.
+        Leases of a worker's own lane, which has no other reader, go to the shared lane.
         """
         shared = self._incarnation.record.classes[0] if cls == keys.own(worker) else None
         await self._bus.recovery.hand_over(self._family, cls, worker, jobs, shared=shared)
@@ -219,7 +219,7 @@ class Outbox:
         return (await self._end_all([end], timeout_s))[0]
 
     async def _end_all(self, ends: Sequence[JobEnd], timeout_s: float) -> list[str]:
-        """End jobs in one step and return their verdicts; a job whose log has another length is tried again."""
+        """End jobs in one script and return their verdicts; an end with a wrong log index is repeated."""
         names = [keys.use(self._family)]
         args: list[object] = [ends[0].lease.worker, len(ends)]
         for lease, event, session, tail in ends:
@@ -239,7 +239,7 @@ class Outbox:
             event = msgspec.structs.replace(event, index=int(verdict[4:]))
             return (await self._end_all([end._replace(event=event)], timeout_s))[0]
         if verdict == "early":
-            await self.give_back([lease])  # this process' clock is ahead: another try, uncharged
+            await self.give_back([lease])  # this process' clock is ahead: an uncharged retry
         self._leases.forget(lease)
         self._count(lease, verdict, event.kind, event.code)
         if verdict == "ok" and router != lease.router:
@@ -249,7 +249,7 @@ class Outbox:
     def _count(self, lease: Lease, verdict: str, kind: str, code: str) -> None:
         ended = {"ok": kind, "deleted": "error", "changed": "error"}.get(verdict, verdict)
         self._leases.spans.end(lease, code or ("ok" if ended in {"result", "done"} else ended))
-        # Not ends of a job: another try follows, the end was counted by an earlier call, the entry was no job's.
+        # These verdicts end no job: another try follows, an earlier call counted the end, or the entry had no job.
         again = {"early", "returned", "done", "bad"}
         if ended not in again:
             metrics.ended(self._family, lease.cls, ended)
@@ -257,7 +257,7 @@ class Outbox:
     async def _session_args(
         self, part: SessionPart | None, timeout_s: float
     ) -> tuple[list[str], list[object]]:
-        """Return the keys and arguments by which `finish` appends a turn to its session."""
+        """Return the keys and arguments with which the script `finish` appends a turn to its session."""
         if part is None:
             return [], [""]
         turn, session = part
@@ -272,14 +272,14 @@ class Outbox:
     def _turn_args(self, turn: Turn, session: SessionTurn) -> list[object]:
         part = msgspec.structs.replace(turn, partial=True) if session.keep_partial else None
         tokens = turn.history + len(turn.prompt) + len(turn.output)
-        # Without a history this turn is all that the session has: the fingerprint is this worker's.
+        # A turn without history is the session's only turn, so the session gets this worker's fingerprint.
         fingerprint = "" if turn.history else self._incarnation.record.fingerprint
         args: list[object] = [session.session, session.version, encode(turn)]
         return [*args, encode(part) if part else b"", tokens, fingerprint]
 
     async def _notify(self, lease: Lease, router: str, event: Event) -> None:
         journal = keys.journal(self._family, router)
-        with contextlib.suppress(BusDown, BusFull):  # the router reads the log every second anyway
+        with contextlib.suppress(BusDown, BusFull):  # the router also reads the log every second
             await self._bus.connection.call(
                 "XADD", journal, "*", "j", lease.job, "i", event.index, "e", ""
             )

@@ -1,4 +1,4 @@
-"""Serve each leased job in a task of its own: for stores, searches and workflows, whose jobs do not run in batches."""
+"""The job server: runs each leased job in a task of its own, for stores, searches and workflows (no batches)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from common.worker.leases import Lease
 from common.worker.worker import Worker
 
 STEP_S = 0.25
-# A step takes far less; a loop that hangs for five times this long loses its leases.
+# The predicted seconds of a step, which usually takes far less; a loop that hangs five times longer loses its leases.
 PREDICTED_S = 3.0
 _RETRY_S = 0.2
-_TOKENS = 1 << 40  # the room is counted in jobs, not in tokens
+_TOKENS = 1 << 40  # no limit in tokens, since room is counted in jobs
 
 Serve = Callable[[Worker, Lease], Coroutine[Any, Any, None]]
 
@@ -30,17 +30,17 @@ class ServedJob(Protocol):
     """One leased job while its task runs."""
 
     async def run(self) -> None:
-        """Do the job and end it through the worker's outbox; after an exception the job is tried again."""
+        """Execute the job and end it through the worker's outbox; after an exception the job is tried again."""
 
     def event(self) -> Event | None:
-        """Return the next event of the job's log, if there is one to emit."""
+        """Return the next event to emit to the job's log; None if there is none."""
 
     async def stopped(self) -> None:
         """Clean up after the task was cancelled because the job was cancelled or fenced off."""
 
 
 class LogNames(NamedTuple):
-    """Names of a server's log events: of its logger, of a job whose task raised, of a step that raised."""
+    """The names in a server's logs: its logger, the event of a job that raised, the event of a step that raised."""
 
     logger: str
     job_failed: str
@@ -55,11 +55,11 @@ class _Running(NamedTuple):
 
 
 class JobServer:
-    """Runs one task for every job of its workers, at most `concurrency` at once over all workers.
+    """Runs one task for every job of its workers, at most `concurrency` tasks at once over all workers.
 
-    `begin` makes the job of a lease. Four times a second, and at every `step_now`, the server emits the events of the
-    running jobs and cancels the tasks of jobs that were cancelled or fenced off. `renamed` is called when a worker has
-    a new name, before the tasks of its old leases are cancelled.
+    `begin` builds the job of a lease. Four times a second, and after every `step_now`, the server emits the events of
+    the running jobs and cancels the tasks of jobs that were cancelled or fenced off. `renamed` is called when a worker
+    gets a new name, before the tasks of its old leases are cancelled.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class JobServer:
         self._tasks.append(self._supervisor.process(self._read(worker), f"read {worker.family}"))
 
     def step_now(self, *, every: bool = False) -> None:
-        """Emit the events of jobs that have one without waiting; with `every` also look for jobs to stop."""
+        """Emit pending events without waiting for the next step; with `every` also check all jobs for cancellation."""
         self._step_all = self._step_all or every
         self._poked.set()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more jobs, end within `seconds` those that run, hand over the rest, and deregister."""
+        """Take no more jobs, let running jobs end within `seconds`, hand over the rest, and deregister."""
         self._stopping = True
         for worker in self._workers:
             with contextlib.suppress(BusDown):
@@ -139,7 +139,7 @@ class JobServer:
         if run is not None and run.task is task:
             del self._running[lease.job]
             self._unsent.pop(lease.job, None)
-            for worker in self._workers:  # all workers share the room that the job leaves
+            for worker in self._workers:  # all workers share the freed room
                 worker.leases.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error(self._names.job_failed, job=lease.job, exc_info=error)
@@ -168,14 +168,14 @@ class JobServer:
                     self._log.exception(self._names.step_failed, family=str(worker.family))
 
     async def _step_worker(self, worker: Worker, *, every: bool) -> None:
-        """Emit the events of one worker's jobs, with `every` also for jobs without an event, and stop jobs."""
+        """Emit the events of one worker's jobs, and stop jobs; with `every` also check jobs without an event."""
         held = {
             job: lease
             for job, lease in worker.leases.held.items()
             if job in self._running and self._running[job].worker is worker
         }
         for job in held:
-            # An event that the bus may not have received goes first: a log has no gaps.
+            # An event that the bus may not have received is sent again first, since a log must not have gaps.
             if job not in self._unsent and (event := self._running[job].served.event()):
                 self._unsent[job] = event
         events = {job: self._unsent[job] for job in held if job in self._unsent}
@@ -190,7 +190,7 @@ class JobServer:
 
 
 class _PlainJob:
-    """A job without events, and without anything to clean up."""
+    """A job without events and without clean-up."""
 
     def __init__(self, serve: Serve, worker: Worker, lease: Lease) -> None:
         self._serve, self._worker, self._lease = serve, worker, lease
@@ -216,7 +216,7 @@ async def serve_each(
 ) -> None:
     """Serve the jobs of a started worker until `stopping`, at most `concurrency` at once.
 
-    Then end within `drain_s` seconds the jobs that run, and hand over the rest.
+    Then let running jobs end within `drain_s` seconds, and hand over the rest.
     """
     begin = partial(_PlainJob, serve)
     server = JobServer(worker.bus.supervisor, begin, names, concurrency=concurrency)

@@ -1,4 +1,4 @@
-"""One worker in one family: builds its parts, runs their loops, and leaves in order."""
+"""The worker of one family: builds its parts, runs their loops, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Worker:
     """Reads lanes of one family and ends the jobs it leased; all methods belong to one event loop.
 
     `reader` reads leases, `leases` holds them, `outbox` writes events and ends, `incarnation` is the registration,
-    `recovery` settles what dead workers held. After a lost heartbeat the worker hands over what it held, uncharged,
-    and goes on under a new name with `generation` one higher.
+    `recovery` settles the leases of dead workers. After a lost heartbeat the worker hands over its leases, uncharged,
+    and continues under a new name with `generation` one higher.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Worker:
         largest_items: int = 32,
         largest_tokens: int = 8192,
     ) -> None:
-        """`largest_items` and `largest_tokens` bound one job of the family."""
+        """`largest_items` and `largest_tokens` are the size of the family's largest job."""
         self.bus, self.family = bus, family
         self.leases = HeldLeases(family)
         self.incarnation = Incarnation(
@@ -59,22 +59,22 @@ class Worker:
         self.recovery = LaneRecovery(
             bus, family, self.incarnation, self.leases, self.reader, self.outbox
         )
-        self._former: list[str] = []  # names given up whose leases are not all handed over
+        self._former: list[str] = []  # former names with leases that are not handed over yet
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def name(self) -> str:
-        """The present incarnation's name."""
+        """The worker's present name."""
         return self.incarnation.name
 
     @property
     def record(self) -> WorkerRecord:
-        """The record as last published."""
+        """The record last published."""
         return self.incarnation.record
 
     @property
     def generation(self) -> int:
-        """Number of names given up so far: a lease of an earlier generation is lost."""
+        """The number of former names; a lease of an earlier generation is lost."""
         return self.incarnation.generation
 
     async def start(self) -> None:
@@ -99,7 +99,7 @@ class Worker:
         self.reader.clear()
 
     async def stop(self) -> None:
-        """Deregister; others reclaim the leases not handed over when the heartbeat lapses."""
+        """Deregister; other workers reclaim leases that were not handed over once the heartbeat has expired."""
         self.reader.stop()
         await self.bus.supervisor.end(*self._tasks)
         await self.reader.join()
@@ -109,7 +109,7 @@ class Worker:
             _log.warning("worker_left_unregistered", worker=self.name)
 
     async def _turns(self) -> None:
-        while True:  # a loop that hangs shows no progress to the heartbeat thread
+        while True:  # the heartbeat thread notices a loop that hangs by its lack of progress
             self.incarnation.heartbeat.turn()
             await asyncio.sleep(BEAT_S)
 
@@ -117,7 +117,7 @@ class Worker:
         while True:
             await asyncio.sleep(BEAT_S)
             if self.incarnation.heartbeat.overdue:
-                continue  # the heartbeat thread pauses, too: a hung step must lose its leases
+                continue  # the heartbeat thread pauses, too, so that a hung step loses its leases
             try:
                 await self.beat_once()
             except BusDown:
@@ -126,13 +126,13 @@ class Worker:
                 _log.exception("beat_failed", worker=self.name)
 
     async def beat_once(self) -> None:
-        """Renew the leases; after a lost heartbeat register anew and hand over what the old name held."""
+        """Renew the leases; after a lost heartbeat register under a new name, and hand over the old name's leases."""
         if not await self.incarnation.keep():
             self.leases.drop_all("lease_lost")
             self.reader.clear()
             self._former.append(self.name)
             await self.incarnation.renew()
-        # Repeated at each beat until it succeeds: a lease that was lost in an outage charges no job.
+        # Repeated at each beat until it succeeds, so that no job is charged for a lease lost in an outage.
         while self._former:
             for cls in (keys.own(self._former[0]), *self.record.classes):
                 await self.outbox.hand_over(cls, self._former[0], None)

@@ -1,4 +1,4 @@
-"""The capacity of a decoder: the seconds of a step, measured at the start and followed, and the depth they allow."""
+"""The capacity of a decoder: the measured seconds of its steps, and the depth that they allow."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from common.types.generation import SamplingParams
 from engine.decoder.executor.interface import Executor, SamplingRequest, SequenceInput
 from engine.decoder.sequence import TokenSequence
 
-# The number of sequences that decode together, and their context, for which depth is computed.
+# Depth is computed for this many sequences that decode together, with this context.
 _TYPICAL_BATCH, _TYPICAL_CONTEXT = 32, 512
-_STREAMS = 1024  # short streams that always fit in a worker's depth
+_STREAMS = 1024  # a worker's depth has room for this many short streams
 _SHORT_TOKENS = 32
 _REPEATS = 3
 _PROBE_S = 1.0
-# Depth follows the measured speed when it has moved by this share, at most every so often.
+# A new depth is published when the measured speed has changed by this share, and not more often than this.
 _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
-# A prompt's chunk may make a step of running streams this many times as long, even beyond what their pace allows.
+# A prompt's chunk may make a step of running streams this many times as long, even if a stream's pace then suffers.
 _STRETCH = 2.0
 
 
@@ -38,7 +38,7 @@ def size_of(rows: Sequence[SequenceInput], windows: Sequence[int | None]) -> Ste
 
 
 def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None]) -> Step:
-    """Return the size of the step in which each decoding sequence gets one token."""
+    """Return the size of a step in which each decoding sequence gets one token."""
     last = [sequence.length - 1 for sequence in running if sequence.decodes]
     return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
 
@@ -46,19 +46,19 @@ def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None])
 def measure(
     runner: Executor, step_tokens: int, max_running: int, clock: Clock = SYSTEM
 ) -> list[tuple[Step, float]]:
-    """Time a few steps on empty pages; the first of them also warms the model."""
+    """Time a few steps on empty pages; the first step also warms the model."""
     pages = runner.shape.pages
     longest = min(step_tokens, runner.shape.context - 1, pages * PAGE)
     batch = max(1, min(max_running, step_tokens, _TYPICAL_BATCH, pages))
     far = max(0, min(runner.shape.context, pages * PAGE) - 1)
-    # sequences, rows each, first position
+    # sequences, rows of each, first position
     shapes = {(1, 1, 0), (batch, 1, 0), (max(1, batch // 4), 1, 0), (1, longest, 0)}
     shapes |= {(1, max(1, longest // 4), 0), (1, 1, far), (1, min(longest, 64), max(0, far - 64))}
     return [_probe(runner, clock, *shape) for shape in sorted(shapes)]
 
 
 def _probe(runner: Executor, clock: Clock, count: int, rows: int, first: int) -> tuple[Step, float]:
-    """Return the best of a few steps of `count` sequences with `rows` rows each, the first of them at `first`."""
+    """Return the shortest of a few steps of `count` sequences with `rows` rows each, from position `first` on."""
     each = (first + rows - 1) // PAGE + 1
     groups = len(runner.shape.windows)
     batch = []
@@ -82,9 +82,9 @@ def _probe(runner: Executor, clock: Clock, count: int, rows: int, first: int) ->
 class DecoderCapacity:
     """The depth and the predicted seconds of a generator.
 
-    On the lanes of a generator an item is a choice (prompts * n), and the tokens of a job are those of its prompts
-    plus n * max_new for each of them; admission counts the same way. Depth in tokens is what can be computed within
-    the deadline; depth in items leaves room for a thousand short streams.
+    On the lanes of a generator an item is a choice (prompts * n); the tokens of a job are its prompts' tokens plus
+    n * max_new for each prompt. Admission counts the same way. Depth in tokens is the number of tokens that can be
+    computed within the deadline; depth in items leaves room for a thousand short streams.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DecoderCapacity:
         fixed: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Begin with measured steps; `itl_s` is the longest wait for a token of a running stream beside a prompt."""
+        """Begin with measured steps; `itl_s` is a stream's longest wait for a token while a prompt is computed."""
         self.cost = StepCost(probes, fixed=fixed)
         self._slo_s, self._itl_s, self._context, self._fixed = slo_s, itl_s, context, fixed
         self._longest = max(step.rows for step, _ in probes)
@@ -106,7 +106,7 @@ class DecoderCapacity:
 
     @property
     def token_s(self) -> float:
-        """Seconds that a lane's token takes, if half of the tokens are prompts and half answers."""
+        """Seconds per token of a lane, if half of its tokens belong to prompts and half to answers."""
         batch, longest = _TYPICAL_BATCH, self._longest
         decode = Step(batch, batch, batch * _TYPICAL_CONTEXT)
         prompt = Step(1, longest, longest * longest / 2)
@@ -119,22 +119,22 @@ class DecoderCapacity:
 
     @property
     def depth(self) -> Depth:
-        """The jobs a lane may hold, queued and running: at least a few of the longest kind."""
+        """The items and tokens that a lane may hold, queued and running: at least a few of the longest jobs."""
         tokens = int(self._slo_s / max(1e-9, self.token_s))
         tokens = min(max(tokens, 4 * self._context), 10_000_000)
         return Depth(max(_STREAMS, tokens // _SHORT_TOKENS), tokens)
 
     def recompute_s(self, depth: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the seconds to compute pages anew in a batch, by their positions in the sequence (Pensieve, 3.2)."""
+        """Return the seconds to recompute pages in a batch, by their positions in the sequence (Pensieve, 3.2)."""
         _, _, row, each = self.cost.parts
         seconds: NDArray[np.float64] = PAGE * (row + each * PAGE * (depth + 0.5))
         return np.maximum(seconds, 1e-9)
 
     def budget(self, decoding: Step, most: int) -> int:
-        """Return how many rows a step may have so that decoding streams keep their pace.
+        """Return the number of rows that a step may have without slowing decoding streams too much.
 
-        The step may take as long as a token may take, or twice as long as the streams need alone. It has room for at
-        least a page of prompts, so that prompts go on, and for at most `most` rows.
+        The step may take `itl_s`, or twice as long as the streams need alone, whichever is longer. It has room for at
+        least one page of prompt rows, so that prompts make progress, and for at most `most` rows.
         """
         if not decoding.sequences:
             return most
@@ -146,7 +146,7 @@ class DecoderCapacity:
         return min(most, decoding.rows + max(PAGE, rows))
 
     def moved(self) -> bool:
-        """Return whether the speed has changed enough since the last True to publish a new depth."""
+        """Return whether the speed has changed enough since this last returned True to publish a new depth."""
         was, at = self._published
         now = self._now_s()
         if self._fixed or now - at < _DRIFT_EVERY_S:

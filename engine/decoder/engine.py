@@ -40,15 +40,16 @@ from engine.device import DeviceQueue
 SEVERAL, SEVERAL_S = (
     4,
     0.025,
-)  # tokens that a step may give a sequence one after another, and in so many seconds
-DRAFTED = 8  # the most sequences in a step of which tokens are guessed: the rows of more are no longer cheap
+)  # the most tokens that a step gives a sequence, and the most seconds of them all
+DRAFTED = 8  # with more sequences no tokens are guessed: further rows are not cheap then
 
 
 class RunningStep(NamedTuple):
-    """A submitted step: its parts, the generation of each, the page loads it waits for, its size and predicted cost.
+    """A submitted step: its parts, the generation of each part, its page loads, its size and predicted seconds.
 
-    It gives each sequence so many `tokens` one after another; the size is that of one of them, the cost of all. `rows`
-    are those of a step in stages, which sequences at home on the host, or pages that change their home, make of it.
+    The step gives each sequence `tokens` tokens, one after another; `size` is the size of one such token's computation,
+    `predicted_s` covers all. `rows` are set for a step in stages, which is needed if a sequence is at home on the host
+    or pages change their home.
     """
 
     parts: list[ScheduledRows]
@@ -62,7 +63,7 @@ class RunningStep(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A choice that a step gave tokens, and how many, or (None) a generation that a step ended by its failure."""
+    """The outcome of a step for a generation: the choice that got tokens and their number, or (None) a failure."""
 
     generation: Generation
     choice: Choice | None
@@ -70,13 +71,13 @@ class Progress(NamedTuple):
 
 
 class DecoderEngine:
-    """Runs generations on one executor. A step is `plan`, `submit`, the handle's result, `commit`; `step` does all.
+    """Runs generations on one executor. A step is `plan`, `submit`, the handle's result, `commit`; `step` calls all.
 
-    While a step runs, `submit_ahead` may submit the one after it, whose rows get the tokens that the first one draws:
-    so the device does not wait for the event loop. A generation that is aborted takes no part in any step that is
-    planned from then on, and the tokens of submitted steps are dropped. Its pages are free at once, which is safe since
-    no page is given to other rows or copied to before the submitted steps have ended. A choice that has reached its
-    `boundary` is paused until `resume`. Not thread-safe: one event loop calls it.
+    While a step runs, `submit_ahead` may submit the next step, whose rows get the tokens that the running step draws:
+    so the device does not wait for the event loop. An aborted generation takes part in no step planned later, and its
+    tokens from submitted steps are dropped. Its pages are free at once; this is safe, since no page is given to other
+    rows or overwritten by a copy before the submitted steps have ended. A choice that has reached its `boundary` is
+    paused until `resume`. Not thread-safe: only one event loop may call the engine.
     """
 
     def __init__(
@@ -93,15 +94,15 @@ class DecoderEngine:
         several: int = 1,
         homes: HomePlanner | None = None,
     ) -> None:
-        """`cache` says how pages are kept; `store` are the tiers of pages below the host, if there are any.
+        """`cache` has the rules for keeping pages; `store` connects to the page tiers below the host, if there are any.
 
-        With `lookup` tokens that stood in the sequence before are computed ahead as guesses (see `prompt_lookup`). A
-        step gives each sequence at most `several` tokens, one after another. With `homes` a part of the sequences may
-        be at home on the host, and attended there.
+        With `lookup` the next tokens are guessed from the sequence's earlier text (see `prompt_lookup`). A step gives
+        each sequence at most `several` tokens, one after another. With `homes` some sequences may be at home on the
+        host and attended there.
         """
         self.homes = homes
         self._lookup, self._several = lookup, several
-        # Guessed tokens that were computed, and those that were right.
+        # Counts of guessed tokens: computed, and right.
         self.drafted = self.accepted = 0
         self.executor, self.capacity, self.limits = executor, capacity, limits
         self.offload = OffloadManager(
@@ -118,13 +119,13 @@ class DecoderEngine:
         self._steps = StepQueue(executor, device, clock)
         self._clock = clock
         self._generations: dict[str, Generation] = {}
-        # The running step, and at most one ahead of it.
+        # The running step, and at most one step submitted ahead.
         self._submitted: deque[RunningStep] = deque()
-        self._changed = asyncio.Event()  # a step may find more to compute than before
+        self._changed = asyncio.Event()  # set when a step may find more to compute
 
     @property
     def running(self) -> RunningStep | None:
-        """The oldest step that was submitted and is not committed."""
+        """The oldest submitted step that is not committed; None if there is none."""
         return self._submitted[0] if self._submitted else None
 
     @property
@@ -133,15 +134,15 @@ class DecoderEngine:
         return not (self.scheduler.running or self.scheduler.waiting)
 
     def add(self, generation: Generation) -> None:
-        """Add the sequences of a generation to those that wait, and begin to fetch their pages from lower tiers."""
+        """Add a generation's sequences to the waiting ones, and begin to fetch their pages from lower tiers."""
         sequences = generation.sequences
         if sequences:
             self._generations[generation.id] = generation
-            self.recall()  # the next step is to have rows of it
+            self.recall()  # the next step shall have its rows
         for sequence in sequences:
             self.scheduler.add(sequence)
             if generation.choices[sequence.choice].room <= 0:
-                self.scheduler.pause(sequence)  # it was restored at its boundary
+                self.scheduler.pause(sequence)  # the choice was restored at its boundary
         self.offload.begin(sequences)
         self.wake()
 
@@ -155,7 +156,7 @@ class DecoderEngine:
     def pause(self, generation: Generation) -> None:
         """Plan no rows of a generation until `resume`; the running step still ends with its tokens.
 
-        Its pages stay until others need them.
+        Its pages stay until other sequences need the room.
         """
         if self._generations.get(generation.id) is generation:
             self.recall()
@@ -165,31 +166,31 @@ class DecoderEngine:
     def resume(self, generation: Generation) -> None:
         """Plan rows again for the choices of a generation that are not at their boundary."""
         if self._generations.get(generation.id) is generation:
-            self.recall()  # the next step is to have rows of it
+            self.recall()  # the next step shall have its rows
             for choice in generation.choices:
                 if choice.finish is None and choice.room > 0:
                     self.scheduler.unpause(choice.sequence)
             self.wake()
 
     def rewrite(self, choice: Choice, prompt: Sequence[int]) -> int:
-        """Give a choice another prompt, of any length; return how many tokens have to be computed now.
+        """Give a choice another prompt, of any length; return the number of tokens that must now be computed.
 
-        Tokens drawn so far stay, and what follows is what a generation with that prompt draws after the same tokens.
-        InternalError if a step is in flight: it may have rows of the choice.
+        Drawn tokens stay, and the next tokens are drawn as in a generation with the new prompt and the same tokens.
+        InternalError if a step is in flight, since it may have rows of the choice.
         """
         if self._submitted:
             raise InternalError("a prompt was rewritten while a step is in flight")
-        choice.lookup = None  # it has read the former prompt
+        choice.lookup = None  # it is based on the former prompt
         return self.scheduler.rewrite(choice.sequence, prompt)
 
     def wake(self) -> None:
-        """End a `wait`: a step may find more to compute than before."""
+        """End a `wait`, since a step may find more to compute."""
         self._changed.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until a step may find something to compute, at most `seconds`."""
+        """Wait up to `seconds` until a step may find something to compute."""
         if self.scheduler.running:
-            await asyncio.sleep(0)  # a step was empty because its only sequence lost its pages
+            await asyncio.sleep(0)  # the last step was empty: its only sequence lost its pages
             return
         if self.scheduler.waiting:
             seconds = min(seconds, self.offload.patience_s())
@@ -208,7 +209,7 @@ class DecoderEngine:
         return self.commit(running, await running.handle.result())
 
     def plan(self) -> list[ScheduledRows] | None:
-        """Schedule a step and return its parts: none if only pages move; None if there is nothing to do."""
+        """Schedule a step and return its parts: an empty list if only pages move; None if there is nothing to do."""
         if self._submitted:
             raise InternalError("a step was planned while another one is in flight")
         self._changed.clear()
@@ -227,7 +228,7 @@ class DecoderEngine:
         return parts if parts or self.scheduler.loads else None
 
     def _plain(self, parts: Sequence[ScheduledRows]) -> bool:
-        """Return whether a step is all that the running sequences wait for, and needs no stages."""
+        """Return whether a step has a part of every running sequence, and needs no stages."""
         return len(parts) == len(self.scheduler.running) and not any(part.staged for part in parts)
 
     def _choice_of(self, part: ScheduledRows) -> Choice:
@@ -235,7 +236,7 @@ class DecoderEngine:
         return self._generations[sequence.job].choices[sequence.choice]
 
     def _draft_lengths(self, parts: Sequence[ScheduledRows]) -> list[int]:
-        """Return how many tokens to guess for each part of a step; none unless all parts are those of a few streams."""
+        """Return the number of tokens to guess for each part of a step; empty if it has more than a few streams."""
         if not self._lookup or not parts or not all(part.draws for part in parts):
             return []
         live = [part for part in parts if part.sequence.job in self._generations]
@@ -248,7 +249,7 @@ class DecoderEngine:
             if choice.lookup is None:
                 choice.lookup = PromptLookup(choice.sequence.tokens())
         if any(len(part.known) > 1 for part in parts):
-            return []  # the last rows of a prompt: the step after them may have guesses
+            return []  # the last rows of a prompt: only the next step may have guesses
         windows = self.executor.shape.windows
         looks = [attended(part.sequence.length, part.sequence.length, 1, windows) for part in parts]
         size = Step(len(parts), len(parts), sum(looks))
@@ -261,12 +262,12 @@ class DecoderEngine:
         return lengths
 
     def _seconds(self, size: Step, attended_each: float, more: int) -> float:
-        """Return the predicted seconds of a step with more rows, each of which attends to so many tokens."""
+        """Return the predicted seconds of a step with `more` rows, each attending to `attended_each` tokens."""
         attends = size.attended + more * attended_each
         return self.capacity.cost.seconds(size._replace(rows=size.rows + more, attended=attends))
 
     def _extend(self, parts: list[ScheduledRows], before: int) -> list[ScheduledRows]:
-        """Return the parts of a step with as many tokens as it may give them, after `before` that are being drawn."""
+        """Return a step's parts with as many tokens as allowed; `before` tokens of each are being drawn already."""
         if self._several < 2 or not all(part.draws and len(part.positions) == 1 for part in parts):
             return parts
         rooms = [
@@ -286,7 +287,7 @@ class DecoderEngine:
         return self.scheduler.extend(parts, tokens_at_once(token_s, self._several, rooms) - 1)
 
     def submit(self, parts: Sequence[ScheduledRows]) -> RunningStep:
-        """Begin to execute a planned step, without sequences that were aborted since."""
+        """Begin to execute a planned step, without sequences that have been aborted since."""
         parts = [part for part in parts if part.sequence.pages]
         generations = [self._generations[part.sequence.job] for part in parts]
         rows = [_rows(*each) for each in zip(generations, parts, strict=True)]
@@ -297,19 +298,19 @@ class DecoderEngine:
         return self._submit(parts, generations, rows, self.offload.load(), staged=staged)
 
     def submit_ahead(self) -> bool:
-        """Submit the step after the running one, if that step is certain to draw tokens for the same sequences.
+        """Submit the next step while a step runs, if the next step surely draws tokens for the same sequences.
 
-        False if there is none: a sequence waits, pages move, or a prompt is not through.
+        False if nothing was submitted: a sequence waits, pages move, or a prompt is not computed yet.
         """
         if len(self._submitted) != 1:
             return False
         before = self._submitted[0]
         if before.rows is not None:
-            return False  # who computes what in the next step is to be planned
+            return False  # the next step needs a plan of homes
         if before.handle.early.asked:
-            return False  # how many tokens it draws is not known
+            return False  # the number of tokens that it draws is unknown
         if any(self._draft_lengths(before.parts)):
-            return False  # the next step is to have guesses, which need the tokens of this one
+            return False  # the next step will have guesses, which need this step's tokens
         ending = {
             part.sequence
             for generation, part in zip(before.generations, before.parts, strict=True)
@@ -330,7 +331,7 @@ class DecoderEngine:
         return True
 
     def recall(self) -> None:
-        """Take back the step that was submitted ahead, unless it has begun; let the running one end with its token."""
+        """Take back the step submitted ahead, unless it has begun; end the running step after its present token."""
         if len(self._submitted) > 1 and self._submitted[1].handle.revoke():
             self._submitted.pop()
         for step in self._submitted:
@@ -361,7 +362,7 @@ class DecoderEngine:
         return step
 
     def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
-        """Give the choices of the oldest submitted step their tokens; return choices with a token, and failures."""
+        """Give the tokens of the oldest submitted step to its choices; return choices with tokens, and failures."""
         self._submitted.popleft()
         if not result.isolated and step.rows is None:
             self.capacity.cost.observe(step.size, result.seconds / result.tokens)
@@ -373,7 +374,7 @@ class DecoderEngine:
             step.generations, step.parts, result.outcomes, strict=True
         ):
             if self._generations.get(generation.id) is not generation or not part.sequence.pages:
-                continue  # aborted meanwhile, or the sequence begins again because a page was damaged
+                continue  # aborted meanwhile, or the sequence begins again after a damaged page
             before = len(generation.choices[part.sequence.choice].tokens)
             try:
                 choice = self._commit(generation, part, outcome)
@@ -431,23 +432,23 @@ class DecoderEngine:
 
 
 def tokens_at_once(token_s: float, most: int, rooms: Sequence[int]) -> int:
-    """Return how many tokens a step gives each sequence one after another, at least one.
+    """Return the number of tokens that a step gives each sequence, one after another; at least one.
 
-    `token_s` is what a token of all sequences takes; each sequence has room for as many tokens as `rooms` says. What a
-    step gives is delivered together: the tokens of `SEVERAL_S` at most.
+    `token_s` is the seconds of one token of all sequences; `rooms` are the tokens that each sequence may still get. The
+    tokens of a step are delivered together, so they take at most `SEVERAL_S` seconds.
     """
     soon = int(SEVERAL_S / max(token_s, 1e-9))
     return max(1, min(most, soon, *rooms))
 
 
 def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
-    """Return a part of a step as the executor takes it."""
+    """Return the executor's input for a part of a step."""
     sequence = part.sequence
     choice, guesses = generation.choices[sequence.choice], part.guesses
     sample = choice.draw() if part.draws else None
     drafts = [choice.draw(at, guesses[:at]) for at in range(1, len(guesses) + 1)]
     ahead = [choice.draw(at) for at in range(1, part.ahead + 1)]
-    # A copy: pages may be added for the next step while this one is laid out.
+    # A copy: pages may be added for the next step while the executor reads this step's.
     pages = [list(held) for held in sequence.pages]
     tokens = [*sequence.at(part.known), *guesses]
     positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
@@ -458,9 +459,9 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
 
 
 def _next_row(generation: Generation, part: ScheduledRows, before: int) -> SequenceInput:
-    """Return the row of the last of `before` tokens that the running step draws.
+    """Return the row of the last of the `before` tokens that the running step draws.
 
-    The tokens are filled in when the step has ended.
+    The row's token is filled in when the running step has ended.
     """
     sequence = part.sequence
     pages = [list(held) for held in sequence.pages]

@@ -1,4 +1,4 @@
-"""Generations: the request of a caller to the engine, and the choices that the engine computes for it."""
+"""Generations: a caller's request to the engine, and the choices that the engine computes for the request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.decoder.sequence import TokenSequence
 class GenerationRequest(NamedTuple):
     """A request for `n` continuations of each prompt (token ids); choice c belongs to prompt c // n.
 
-    `root` is the parent id of first pages, `owner` the owner of all pages; texts longer than `short_context` tokens
-    have other pages (0: at no length). `forced` is an answer to give instead of
-    computing one. `logprobs` is how many alternatives to report for each token, -1 for none. Requests that are `low`
-    wait for those that are not; among equals the earliest `due_ms` goes first. The text of each choice matches
-    `grammar`, unless it is cut off; special tokens that are `shown` are part of it.
+    `root` is the parent id of first pages, `owner` the owner of all pages. Texts longer than `short_context` tokens
+    have pages of their own kind (0: no text does). `forced` is an answer to return instead of a computed one.
+    `logprobs` is the number of alternatives to report for each token, -1 for none. `low` requests wait for all others;
+    among equals the earliest `due_ms` goes first. The text of each choice matches `grammar`, unless the text is cut
+    off; special tokens in `shown` are part of the text.
     """
 
     id: str
@@ -41,10 +41,10 @@ class GenerationRequest(NamedTuple):
 
 
 class Generation:
-    """A request in the engine: a choice for each continuation, and the failure that ended it, if one did."""
+    """A request in the engine: a choice for each continuation, and the failure that ended the request, if any."""
 
     def __init__(self, request: GenerationRequest, vocabulary: Vocabulary, order: int) -> None:
-        """`order` is the place of the first choice in the order of arrival; each choice takes one place."""
+        """`order` is the first choice's place in the order of arrival; each choice takes one place."""
         self.id, self.request = request.id, request
         self.failure: StepFailure | None = None
         self.choices = [
@@ -63,7 +63,7 @@ class Generation:
         return self.failure is not None or all(choice.finish for choice in self.choices)
 
     def start(self) -> None:
-        """End the choices that have nothing to compute: forced answers, and those that are complete."""
+        """End the choices that need no computing: forced answers, and choices that were restored complete."""
         for choice in self.choices:
             if choice.finish is None and self.request.forced is not None:
                 choice.force(self.request.forced)

@@ -1,7 +1,7 @@
-"""Prompt lookup: the tokens that followed the last few tokens when they stood in the sequence before.
+"""Prompt lookup: guesses the next tokens of a sequence from an earlier occurrence of its last few tokens.
 
-An answer that quotes its passages repeats what stands in the prompt. The tokens that came next there are computed
-together with the last one, and those that the model would have drawn itself are kept: the answer is the same.
+An answer that quotes its passages repeats parts of the prompt. The tokens that followed there are computed as guesses
+together with the last token, and the guesses that the model draws itself are kept: so the answer is the same.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
-WORD = 3  # tokens that must have stood before
-MOST = 8  # tokens drafted at once
-# A token's weight in the share of right guesses, and how much faster than without a draft one must be.
+WORD = 3  # length of the repeated token sequence
+MOST = 8  # the most tokens guessed at once
+# The latest token's weight in the share of right guesses, and the least speed-up for which a draft is computed.
 _WEIGHT, _GAIN = 0.15, 1.05
 _SIZE = array("i").itemsize
 
 
 class PromptLookup:
-    """Guesses the next tokens of one sequence, and knows how often its guess of the next token was right."""
+    """Guesses the next tokens of one sequence, and records how often its guess of the next token was right."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self._tokens = bytearray(array("i", tokens).tobytes())
         self._guess = self._next(1)
-        self.right = 0.0  # share of the last tokens that were guessed; no guess is a wrong one
+        self.right = 0.0  # share of the latest tokens guessed right; no guess is a wrong one
 
     def append(self, token: int) -> None:
-        """Take the next token of the sequence."""
+        """Add the next token of the sequence."""
         self.right += _WEIGHT * ((self._guess == [token]) - self.right)
         self._tokens += array("i", [token]).tobytes()
         self._guess = self._next(1)
 
     def draft(self, most: int) -> list[int]:
-        """Return the guess of the next tokens, at most so many."""
+        """Return guesses of at most `most` next tokens."""
         return self._next(most) if self._guess else []
 
     def _next(self, count: int) -> list[int]:
@@ -41,15 +41,15 @@ class PromptLookup:
             if at % _SIZE == 0:
                 begin = at + len(key)
                 return array("i", bytes(self._tokens[begin : begin + count * _SIZE])).tolist()
-            end = at + len(key) - 1  # the bytes of two neighbours, not a token
+            end = at + len(key) - 1  # a match that straddles two tokens' bytes
         return []
 
 
 def draft_length(right: float, most: int, seconds: Callable[[int], float]) -> int:
-    """Return how many tokens to draft, so that tokens come fastest; 0 if no draft is worth its rows.
+    """Return the number of tokens to guess that yields the most tokens a second; 0 if guessing does not pay.
 
-    `right` is the chance of each drafted token to be the model's own if those before it are; `seconds(n)` what the step
-    takes with n rows more.
+    `right` is the chance that a guess equals the model's token if all guesses before it do; `seconds(n)` is the step's
+    duration with n more rows.
     """
     if right <= 0.0:
         return 0

@@ -1,9 +1,9 @@
-"""The scheduler: `schedule`, which plans a step and changes nothing, and the state that plans are applied to. No I/O.
+"""The scheduler: the pure function `schedule` plans a step, and `Scheduler` applies the plans. No I/O.
 
-Policy: low priority last, then the earliest deadline first; with deadlines equally far from arrival that is first come,
-first served. Sequences that decode get their row first, then prompts that are under way, in chunks, then new sequences,
-in order of urgency, while budget, slots and pages suffice. When pages run out, the least urgent sequence loses its own
-and is recomputed later; a page is never taken from a more urgent sequence for a less urgent one.
+Policy: low priority last, then the earliest deadline first; if all deadlines are equally long after arrival, this is
+first come, first served. Decoding sequences get their row first, then running prompts, in chunks, then new sequences,
+in order of urgency, while budget, slots and pages suffice. When pages run out, the least urgent sequence loses its
+pages and is recomputed later; a page is never taken from a more urgent sequence for a less urgent one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pen
 
 
 class StepLimits(NamedTuple):
-    """The largest step: rows in all, and sequences that hold pages."""
+    """The largest step: rows in all, and sequences with pages."""
 
     tokens: int
     running: int
 
 
 class StepPlan(NamedTuple):
-    """One step: sequences that lose their pages, sequences admitted with the pages found, positions to compute."""
+    """The plan of one step: sequences that lose their pages, sequences to admit with pages, positions to compute."""
 
     preempt: list[TokenSequence]
     admit: list[tuple[TokenSequence, PrefixMatch]]
@@ -41,9 +41,9 @@ class StepPlan(NamedTuple):
 class ScheduledRows(NamedTuple):
     """One sequence's part of a step; with `draws` its last row yields a token.
 
-    The last rows are those of `guesses`, tokens that the rows before them may yield, or of `ahead` tokens, each
-    of which the row before it yields in the same step. `attended` is the tier that attends to its pages, and `part` the
-    sub-batch, 0 or 1.
+    The last rows belong to `guesses` of the tokens that their previous rows may yield, or to `ahead` tokens, each
+    yielded by its previous row in the same step. `attended` is the tier that attends to the sequence's pages, and
+    `part` the sub-batch, 0 or 1.
     """
 
     sequence: TokenSequence
@@ -61,19 +61,19 @@ class ScheduledRows(NamedTuple):
 
     @property
     def known(self) -> list[int]:
-        """The positions of the tokens that are known before the step."""
+        """The positions of the tokens that are known before the step, without guesses and tokens ahead."""
         return self.positions[: len(self.positions) - len(self.guesses) - self.ahead]
 
 
 class Scheduler:
-    """Sequences that wait and run, and their page table: `add`, then for each step `step`, `moved`, `commit`; `drop`.
+    """Waiting and running sequences, and their page table: `add`, then for each step `step`, `moved`, `commit`; `drop`.
 
-    Sequences that are `paused` have no rows. They keep their pages until others need the room; with homes their pages
-    are cached at once, to be found again.
+    Sequences in `paused` get no rows. They keep their pages until other sequences need the room; with homes their pages
+    are released to the cache at once.
 
-    Only these methods write its state: the prefetcher reports pages on their way by `hold`, `slow` and `resume`, copies
-    are reported by `moved`. `loads` are the pages to copy to the device for the rows of the last planned step, `moves`
-    those that the step itself copies, since their sequences change their home.
+    Only the scheduler's methods change its state: the prefetcher reports pages on their way by `hold`, `slow` and
+    `resume`, and finished copies are reported by `moved`. `loads` are the pages to copy to the device for the rows of
+    the last planned step, `moves` the pages that the step itself copies for sequences that change their home.
     """
 
     def __init__(
@@ -83,33 +83,33 @@ class Scheduler:
         keeping: TierPolicy = PLAIN,
         homes: HomePlanner | None = None,
     ) -> None:
-        """With `homes` it is planned there who is at home where; without, all sequences are on the device."""
+        """`homes` plans the home of each sequence; without it all sequences are on the device."""
         self.table = PageTable(shape, keeping)
         self.bounds, self.homes = bounds, homes
         self._pages, self._host_pages = shape.pages, shape.host_pages
         self.loads: list[PageMove] = []
         self.moves: list[PageMove] = []
-        self._moving: list[TokenSequence] = []  # these get another home in the last planned step
+        self._moving: list[TokenSequence] = []  # sequences whose home the last planned step changes
         self._due: list[PageMove] = []  # loads for the next step, of rewritten sequences
         self.running: list[TokenSequence] = []
         self.waiting: list[TokenSequence] = []
         self.paused: list[TokenSequence] = []
         self.preemptions = 0
-        self.outgrown = 0  # sequences that grew beyond their short context, and began again
-        self.short = False  # in the last step sequences waited for pages, not for budget or slots
+        self.outgrown = 0  # count of sequences that outgrew their short context
+        self.short = False  # True if sequences of the last step waited only for pages
 
     def fits(self, sequence: TokenSequence) -> bool:
-        """True if the sequence, at its longest, fits the pools alone."""
+        """True if the sequence, at its longest and alone, fits the pools."""
         if self.homes is not None:
             return self.homes.fits(sequence, self._pages, self._host_pages, self.bounds.tokens)
         return max(self.table.most(sequence, self.bounds.tokens)) <= self._pages
 
     def add(self, sequence: TokenSequence) -> None:
-        """Add a sequence that fits; it waits until a step admits it."""
+        """Add a sequence that `fits`; it waits until a step admits it."""
         insort(self.waiting, sequence, key=lambda item: item.urgency)
 
     def drop(self, sequences: Iterable[TokenSequence]) -> None:
-        """Remove sequences and release their pages at once; sequences that are not here are ignored."""
+        """Remove sequences and release their pages at once; unknown sequences are ignored."""
         sequences = list(sequences)
         gone = {sequence.order for sequence in sequences}
         for sequence in sequences:
@@ -142,9 +142,9 @@ class Scheduler:
             self.add(sequence)
 
     def rewrite(self, sequence: TokenSequence, prompt: Sequence[int]) -> int:
-        """Give a sequence another prompt, between two steps; return how many rows it has to compute.
+        """Give a sequence another prompt, between two steps; return the number of rows that it must compute.
 
-        It keeps its full pages up to the first token that changes, and gets those pages after them that are here.
+        It keeps its full pages up to the first changed token, and gets later pages if they are on the device or host.
         """
         held = bool(sequence.pages)
         if held:
@@ -196,7 +196,7 @@ class Scheduler:
         return parts
 
     def _make_room(self) -> None:
-        """Take the pages of paused sequences if others could have rows, and no step could be planned beside them."""
+        """Take the pages of paused sequences, since no step could be planned for the other sequences beside them."""
         now_s = self.table.tiers.now_s
         if self.running or any(sequence.hold_until_s <= now_s for sequence in self.waiting):
             for sequence in self.paused:
@@ -204,13 +204,13 @@ class Scheduler:
                     self._preempt(sequence)
 
     def _at_homes(self, homes: HomePlanner, bounds: StepLimits) -> list[ScheduledRows]:
-        """Plan by homes and apply: a plan knows no pages that are on their way, so what has no room waits a step."""
+        """Plan by homes and apply the plan, which ignores pages being copied: a sequence without room waits a step."""
         plan = homes.plan(self.running, self.waiting, self.table, bounds.tokens, bounds.running)
         for sequence in plan.preempt:
             self._preempt(sequence)
         self.table.tiers.ended()  # no step is under way
         fresh = [placed for placed in plan.rows if not placed.sequence.pages]
-        # Loads come before the pages that others leave are free: the copier does not wait for the step.
+        # Sequences with loads take pages before the moves free any: the copier does not wait for the step's moves.
         for placed in fresh:
             if placed.home == "device" and self._admit_to_device(placed):
                 homes.admitted(placed)
@@ -235,7 +235,7 @@ class Scheduler:
                 sequence.settled = sequence.skipped = 0
 
     def _admit_to_device(self, placed: PlacedRows) -> bool:
-        """Admit a sequence with pages for its first rows, if there is room; return whether there was."""
+        """Admit a sequence with pages for its first rows, if there is room; return whether it was admitted."""
         sequence, anew = placed.sequence, placed.resume == "recompute"
         match = self.table.match(sequence, host=not anew)
         if self.table.takes(match) >= self.table.available("device"):
@@ -246,7 +246,7 @@ class Scheduler:
         return True
 
     def _admit_to_host(self, placed: PlacedRows) -> bool:
-        """Admit a sequence with pages for all its rows, if there is room, and if a step may compute all of them now."""
+        """Admit a sequence with pages for all its rows, if there is room and one step may compute all of them."""
         sequence = placed.sequence
         match = self.table.match(sequence)
         if sequence.at_once(self.table.tiers.now_s) < sequence.rows:
@@ -261,7 +261,7 @@ class Scheduler:
         return True
 
     def _part(self, placed: PlacedRows) -> ScheduledRows | None:
-        """Return the rows of a sequence with their pages; None if it is not where it was to be, or there is no room."""
+        """Return a sequence's rows, with allocated pages; None if its home is not the planned one, or without room."""
         sequence, table = placed.sequence, self.table
         if not sequence.pages or sequence.home != placed.home:
             return None
@@ -275,7 +275,7 @@ class Scheduler:
         return ScheduledRows(sequence, positions, whole, attended=placed.attended, part=placed.part)
 
     def ended(self) -> None:
-        """Note that the step that was planned last has ended, and its parts are committed."""
+        """Record that the last planned step has ended, and its parts are committed."""
         for sequence in self._moving:
             if sequence.pages:
                 self.table.arrived(sequence)
@@ -283,7 +283,7 @@ class Scheduler:
         self.table.tiers.ended()
 
     def guess(self, part: ScheduledRows, guesses: Sequence[int]) -> ScheduledRows:
-        """Return a decoding sequence's part with rows for guessed tokens; unchanged if there are no pages for them."""
+        """Return a decoding sequence's part with rows for guessed tokens; unchanged if pages are lacking."""
         first = part.positions[-1] + 1
         guesses = guesses[: max(0, part.sequence.until - first)]
         positions = [*part.positions, *range(first, first + len(guesses))]
@@ -294,9 +294,9 @@ class Scheduler:
         return part._replace(positions=positions, guesses=guesses)
 
     def extend(self, parts: list[ScheduledRows], count: int) -> list[ScheduledRows]:
-        """Return parts that decode with rows for `count` tokens more; unchanged if there are no pages for all of them.
+        """Return decoding parts with rows for `count` more tokens; unchanged if pages are lacking.
 
-        Only for a step that is all the scheduler has to do: no sequence waits, and no page is copied for its rows.
+        Unchanged also if a sequence waits, or if pages are loaded for the step's rows.
         """
         count = min((count, *(part.sequence.until - part.positions[-1] - 1 for part in parts)))
         if count <= 0 or self.waiting or self.loads:
@@ -325,10 +325,10 @@ class Scheduler:
         *,
         now_s: float = 0.0,
     ) -> list[ScheduledRows]:
-        """Plan the step after `parts`, which are being computed: one row for each sequence that they draw for.
+        """Plan the step after the running step of `parts`: one row for each sequence that draws in `parts`.
 
-        Sequences in `ending` have no row. Empty unless `step` would plan nothing else: no sequence waits, no page is
-        copied, every running sequence draws, none begins again, and there are pages for all rows.
+        Sequences in `ending` have no row. Empty if `step` would plan anything else: unless no sequence waits, no page
+        is copied, every running sequence draws, none begins again, and there are pages for all rows.
         """
         if self.waiting or self.loads or len(parts) != len(self.running):
             return []
@@ -362,7 +362,7 @@ class Scheduler:
         self._begin_again(sequence)
 
     def _begin_again(self, sequence: TokenSequence) -> None:
-        """Take the pages of a sequence; unless it is paused it waits to be admitted anew."""
+        """Take the pages of a sequence; unless it is paused, it then waits for admission."""
         self.table.release(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
@@ -373,7 +373,7 @@ class Scheduler:
         insort(self.running, sequence, key=lambda item: item.urgency)
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
-        """Note that a page was copied; if it is not `sound`, sequences that hold it begin again and compute it."""
+        """Record that a page copy ended; if the page is not `sound`, sequences that hold it begin again."""
         self.table.tiers.moved(move, sound=sound)
         if sound or move.kind == "save":
             return
@@ -385,7 +385,7 @@ class Scheduler:
                 self._begin_again(sequence)
 
     def hold(self, sequence: TokenSequence, until_s: float) -> None:
-        """Do not admit a sequence before `until_s`: pages that save computing may arrive by then."""
+        """Do not admit a sequence before `until_s`, since pages that save computing may arrive until then."""
         sequence.hold_until_s = until_s
 
     def slow(self, sequence: TokenSequence, until_s: float, rows: int) -> None:
@@ -397,11 +397,11 @@ class Scheduler:
         sequence.hold_until_s = sequence.cap_until_s = 0.0
 
     def held_until_s(self) -> float:
-        """Return when the first of the sequences that wait may be admitted; 0.0 if none is held."""
+        """Return when the first waiting sequence may be admitted; 0.0 if any may be admitted now."""
         return min((sequence.hold_until_s for sequence in self.waiting), default=0.0)
 
     def commit(self, part: ScheduledRows, token: int | None) -> None:
-        """Note that rows were computed and gave `token` (None: no token); ignored if the sequence has left since."""
+        """Record that rows were computed and yielded `token` (None: no token); ignored for a sequence without pages."""
         sequence = part.sequence
         if not sequence.pages:
             return
@@ -433,7 +433,7 @@ class Scheduler:
             assert pool.used == len(+counts)
             assert all(pool.references(page) == count for page, count in (+counts).items())
         for pool, counts in zip(tiers.host, held["host"], strict=True):
-            # Pages that come from the tiers below are held as well.
+            # Pages that are being fetched from lower tiers have references, too.
             assert all(pool.references(page) >= count for page, count in (+counts).items())
         tiers.check()
         assert all(not sequence.pages for sequence in self.waiting)
@@ -441,7 +441,7 @@ class Scheduler:
 
 
 class _Ledger:
-    """Counts the pages available in each group while a step is planned; the pools do not change."""
+    """The count of available pages in each group during planning; the pools themselves do not change."""
 
     def __init__(self, table: PageTable) -> None:
         self._table = table
@@ -459,7 +459,7 @@ class _Ledger:
                 self.left[group] += self._dropped[group][page] == references
 
     def holding(self, match: PrefixMatch) -> list[int]:
-        """Return per group how many cached pages a match would take into use."""
+        """Return per group the number of cached pages that a match would take into use."""
         return [
             sum(page >= 0 and not pool.references(page) and page not in taken for page in pages)
             for pool, pages, taken in zip(self._table.pools, match.pages, self._held, strict=True)
@@ -480,8 +480,8 @@ def schedule(
 ) -> StepPlan:
     """Plan the next step; `running` and `waiting` are in order of urgency.
 
-    Without `paused` sequences, which are the first to lose their pages, the plan is empty only if both are. Each
-    sequence must fit the pools alone (`PageTable.most`), or it may never be scheduled.
+    `paused` sequences lose their pages first. Without paused sequences the plan is empty only if `running` and
+    `waiting` are. A sequence that does not fit the pools alone (`PageTable.most`) may never be scheduled.
     """
     counts, left = _share(running, bounds.tokens, table.tiers.now_s)
     ledger = _Ledger(table)
@@ -514,7 +514,7 @@ def schedule(
 def _share(
     running: Sequence[TokenSequence], tokens: int, now_s: float
 ) -> tuple[dict[int, int], int]:
-    """Return rows per sequence (by order) and what is left of the budget: decode first, then prompts."""
+    """Return each sequence's rows, by `order`, and the rest of the budget: decoding sequences first, then prompts."""
     counts = {}
     for decodes in (True, False):
         for sequence in running:
@@ -527,7 +527,7 @@ def _share(
 def _affordable(
     table: PageTable, sequence: TokenSequence, positions: list[int], pages: int
 ) -> list[int]:
-    """Cut `positions` at the end until they need at most `pages` new pages."""
+    """Drop positions from the end until the rest needs at most `pages` new pages."""
     while positions and table.wants(sequence, positions) > pages:
         page = positions[-1] // PAGE
         while positions and positions[-1] // PAGE == page:
@@ -544,7 +544,7 @@ def _admit(
     bounds: StepLimits,
     tokens: int,
 ) -> list[tuple[TokenSequence, PrefixMatch]]:
-    """Admit from the front of `waiting`; their rows are appended to `rows`."""
+    """Return sequences to admit, from the front of `waiting`, and append their rows to `rows`."""
     admitted: list[tuple[TokenSequence, PrefixMatch]] = []
     prefilling = [(sequence, sequence.todo) for sequence in active if not sequence.decodes]
     promised = _promised(prefilling, rows, table)
@@ -556,7 +556,7 @@ def _admit(
             continue
         match = table.match(sequence)
         if computed_soon(sequence, match, prefilling):
-            break  # the next step finds these pages computed
+            break  # after the next step these pages are computed
         new = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
         limits = table.most(sequence, bounds.tokens)
         short = (
@@ -569,7 +569,7 @@ def _admit(
             break
         ledger.hold(match)
         if min(ledger.left) <= 0:
-            break  # no other sequence runs, and pages are on their way to the host: the next step has them
+            break  # only copies to the host hold pages, until the next step
         most = tokens if table.tiers.now_s >= sequence.cap_until_s else min(tokens, sequence.cap)
         positions = _first_rows(match, most, min(ledger.left))
         taken = len({p // PAGE for p in positions})
@@ -587,9 +587,9 @@ def _promised(
     rows: Sequence[tuple[TokenSequence, list[int]]],
     table: PageTable,
 ) -> int:
-    """Return the pages that prompts under way need after this step.
+    """Return the number of pages that running prompts need after this step.
 
-    These pages are theirs: a later prompt must not be admitted only to be preempted.
+    These pages are reserved: a later prompt must not be admitted only to be preempted.
     """
     scheduled = {sequence.order: positions for sequence, positions in rows}
     promised = 0
@@ -600,13 +600,13 @@ def _promised(
 
 
 def _first_rows(match: PrefixMatch, most: int, pages: int) -> list[int]:
-    """Return the first positions to compute of a new sequence: at most `most`, on at most `pages` new pages."""
+    """Return a new sequence's first positions to compute: at most `most`, on at most `pages` new pages."""
     positions = [p for start, end in match.todo for p in range(start, min(end, start + most))]
     return [p for p in positions[:most] if _place(match, p) < pages]
 
 
 def _place(match: PrefixMatch, position: int) -> int:
-    """Return how many of the pages to compute come before the page of `position`."""
+    """Return the number of pages to compute before the page of `position`."""
     count = 0
     for start, end in match.todo:
         if position < end:

@@ -1,4 +1,4 @@
-"""One sequence as the scheduler sees it: its tokens, the positions that are still to be computed, and its pages."""
+"""The sequence, as the scheduler sees it: its tokens, the positions that are still to be computed, and its pages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Range = tuple[int, int]
 class TokenSequence:
     """A prompt and the tokens generated after it; positions count from 0 over both.
 
-    `todo` are the ranges of positions whose keys and values are missing and needed, in rising order; the last of them
-    ends with the last token, whose row yields the next one. `pages[g][l]` is the physical page of logical page l in
-    layer group g, -1 where there is none. A sequence without pages has not been admitted (or was preempted).
-    `order` is its place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can
-    have, `owner` the owner of its pages. `home` is the tier of all its pages, `settled` for how many steps they have
-    been there, `skipped` for how many steps in a row it has had no row though it decodes.
+    `todo` are the ranges of positions whose keys and values are needed but missing, in rising order; the last range
+    ends with the last token, whose row yields the next token. `pages[g][l]` is the physical page of logical page l in
+    layer group g, -1 if there is none. A sequence without pages is not admitted yet, or was preempted. `order` is its
+    place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can have, `owner`
+    the owner of its pages. `home` is the tier of all its pages, `settled` the number of steps since they came there,
+    `skipped` the number of steps in a row in which the sequence had no row though it decodes.
 
-    Keys of texts longer than `short_context` tokens are turned otherwise, from the first position on (LongRoPE; 0: at
-    no length). A sequence is `long` if its pages are those of such a text. One that is not, and has `outgrown` the
-    short context, begins again, and computes all positions anew, as transformers does.
+    Keys of texts longer than `short_context` tokens are rotated by the long frequencies, from the first position on
+    (LongRoPE; 0: never). A sequence is `long` if its pages are those of such a text. A sequence that has `outgrown` the
+    short context begins again, and computes all positions anew, as transformers does.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class TokenSequence:
         self.due_ms, self.low_priority = due_ms, low
         self.prompt = list(prompt)
         self.output = list(output)
-        self.length = len(self.prompt) + len(self.output)  # tokens by now
+        self.length = len(self.prompt) + len(self.output)  # the present number of tokens
         self.owner, self.most, self.short_context = owner, most, short_context
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
         self.home: LocalTier = "device"
         self.settled = self.skipped = 0
-        self.recomputes = False  # pages that the host has are computed, since that takes less time
-        self.cached = -1  # prompt tokens found computed when first admitted; -1 before
-        self.low: list[int] = []  # per group, the first logical page not yet released for good
+        self.recomputes = False  # pages on the host are recomputed: faster than loading
+        self.cached = -1  # prompt tokens found in the cache at the first admission; -1 before
+        self.low: list[int] = []  # per group: logical pages below this are released for good
         self.preempted = 0
-        self.over = False  # True once the sequence has left
-        # Pages may arrive that save computing: until then the scheduler holds the sequence or limits its rows to `cap`.
+        self.over = False  # True after the sequence has left the scheduler
+        # While pages that save computing may arrive, the scheduler holds the sequence, or limits its rows to `cap`.
         self.hold_until_s = self.cap_until_s = 0.0
         self.cap = 0
         self._root = root
@@ -69,12 +69,12 @@ class TokenSequence:
 
     @property
     def outgrown(self) -> bool:
-        """True if its pages, or those it has waited for, are not those of a text of its length."""
+        """True if the kind of its pages, short or long, does not fit its length any more."""
         return self.long is not self._exceeds
 
     @property
     def until(self) -> int:
-        """The first position whose row needs other pages than those of the sequence, whatever they are."""
+        """The first position whose row does not fit the kind, short or long, of the sequence's pages."""
         return sys.maxsize if self.long or not self.short_context else self.short_context
 
     @property
@@ -83,7 +83,7 @@ class TokenSequence:
         return long_root(self._root) if self.long else self._root
 
     def begin_again(self) -> None:
-        """Have no pages, and all positions to compute."""
+        """Reset the sequence: no pages, and all positions to compute."""
         if self.outgrown:
             self.long, self._ids = self._exceeds, []
         self.pages, self.home = [], "device"
@@ -93,19 +93,19 @@ class TokenSequence:
 
     @property
     def urgency(self) -> tuple[bool, int, int]:
-        """The key of the order of service: low priority last, then the earliest due, then the first to arrive."""
+        """The sort key of the order of service: low priority last, then the earliest due, then the first to arrive."""
         return self.low_priority, self.due_ms, self.order
 
     @property
     def rows(self) -> int:
-        """Rows still to be computed before the next token can be drawn."""
-        if len(self.todo) == 1:  # nearly always, and asked of every sequence at every step
+        """The number of rows to compute before the next token can be drawn."""
+        if len(self.todo) == 1:  # the usual case: called for every sequence at every step
             start, end = self.todo[0]
             return end - start
         return sum(end - start for start, end in self.todo)
 
     def at_once(self, now_s: float) -> int:
-        """Return how many rows a step may compute."""
+        """Return the most rows that a step may compute at the present time."""
         return min(self.rows, self.cap) if now_s < self.cap_until_s else self.rows
 
     @property
@@ -130,7 +130,7 @@ class TokenSequence:
         return [self.prompt[p] if p < first else self.output[p - first] for p in positions]
 
     def next_rows(self, count: int) -> list[int]:
-        """Return the next `count` positions to compute (fewer if there are no more), rising."""
+        """Return the next `count` positions to compute, or all that are left, in rising order."""
         positions: list[int] = []
         for start, end in self.todo:
             positions.extend(range(start, min(end, start + count - len(positions))))
@@ -139,7 +139,7 @@ class TokenSequence:
         return positions
 
     def computed(self, count: int) -> None:
-        """Take the next `count` positions off `todo`: they were computed."""
+        """Remove the next `count` positions from `todo`, since they were computed."""
         todo: list[Range] = []
         for start, end in self.todo:
             done = min(count, end - start)
@@ -149,7 +149,7 @@ class TokenSequence:
         self.todo = todo
 
     def skip(self, page: int) -> None:
-        """Take a logical page off `todo`: all of the page was to be computed, and it arrived from another tier."""
+        """Remove a logical page from `todo`, in which it was whole, since the page arrived from another tier."""
         start, end = page * PAGE, (page + 1) * PAGE
         pieces = [((a, min(b, start)), (max(a, end), b)) for a, b in self.todo]
         self.todo = [piece for pair in pieces for piece in pair if piece[0] < piece[1]]
@@ -162,14 +162,14 @@ class TokenSequence:
         self.todo = [(self.length - 1, self.length)]
 
     def resume(self, output: Iterable[int]) -> None:
-        """Go on after tokens generated before; all positions are to be computed."""
+        """Continue after tokens generated earlier; all positions are to be computed."""
         assert not self.pages
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)
         self.begin_again()
 
     def rewrite(self, prompt: Sequence[int]) -> None:
-        """Take another prompt, of any length, before the same output; all positions are to be computed."""
+        """Replace the prompt, by any length, and keep the output; all positions are to be computed."""
         assert not self.pages
         pairs = zip(self.prompt, prompt, strict=False)
         same = next(
@@ -182,7 +182,7 @@ class TokenSequence:
         self.begin_again()
 
     def missing(self, page: int) -> bool:
-        """True if a row of logical page `page` is still to be computed."""
+        """True if any row of logical page `page` is still to be computed."""
         start, end = page * PAGE, (page + 1) * PAGE
         return any(a < end and start < b for a, b in self.todo)
 

@@ -1,4 +1,4 @@
-"""Batches: the waiting jobs that run together next, and the micro-batches of their texts; pure functions."""
+"""Batches: which waiting jobs run together next, and how their texts form micro-batches; pure functions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-_QUESTIONS = 8  # a batch of questions alone is at most this part of the largest batch
+_QUESTIONS = 8  # a batch of questions alone has at most 1/_QUESTIONS of the largest batch's tokens
 
 
 class WaitingJob(Protocol):
-    """A waiting job, as far as batches depend on it."""
+    """A waiting job: the properties on which batches depend."""
 
     @property
     def items(self) -> int:
@@ -34,11 +34,11 @@ class WaitingJob(Protocol):
 
 
 class QuestionJob(WaitingJob, Protocol):
-    """A waiting job of an encoder, which may be the question of a search."""
+    """A waiting job of an encoder; it may embed the question of a search."""
 
     @property
     def question(self) -> bool:
-        """True if a search goes on once the job is done."""
+        """True if a search waits for this job."""
 
 
 class BatchLimits(NamedTuple):
@@ -49,7 +49,7 @@ class BatchLimits(NamedTuple):
 
 
 def _at_once(_items: int, _tokens: int) -> float:
-    """Return the end of a batch that takes no time, so that no due time keeps a job out."""
+    """Return an end before every due time, so that due times exclude no job."""
     return -math.inf
 
 
@@ -91,11 +91,11 @@ def questions_before(
     limits: BatchLimits,
     end_ms: Callable[[int, int], float] = _at_once,
 ) -> list[int]:
-    """Return the indices in `queue` of the questions that run before `batch`, which `next_batch` chose, as one batch.
+    """Return the indices in `queue` of the questions to run as one batch before `batch`, the choice of `next_batch`.
 
-    They take at most an eighth of the largest batch, so that the others hardly wait for them. None where `batch` is as
-    small itself, holds nothing but questions, or is a job marked alone; nor where a job of `batch` would then be late,
-    by `end_ms` as in `next_batch`.
+    The questions take at most an eighth of the largest batch's tokens, so that the other jobs hardly wait for them. The
+    result is empty if `batch` is as small itself, holds only questions, or is a job marked alone; and if a job of
+    `batch` would then be late, by `end_ms` as in `next_batch`.
     """
     most = limits.tokens // _QUESTIONS
     jobs = [queue[index] for index in batch]

@@ -1,4 +1,4 @@
-"""The encoder's executor: one batch of jobs together or, if the batch raises, each job alone: only the guilty fail."""
+"""The encoder's executor: computes a batch of jobs together; if that raises, computes each job alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from engine.encoder.model import EncoderModel, Floats
 class EncoderInput(NamedTuple):
     """The token lists of one job: texts, or pairs for a cross-encoder, whose token types are `types` ([]: all 0).
 
-    With `scores` the job asks for scores: of each pair or, of an encoder, of the first text against each other one.
+    With `scores` the job asks for scores: of each pair from a cross-encoder, of the first text with each other text
+    from an encoder.
     """
 
     rows: list[list[int]]
@@ -26,14 +27,14 @@ class EncoderInput(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of one job in the order of its pairs or documents; `raw` is before the sigmoid of a cross-encoder."""
+    """Scores of one job in the order of its pairs or documents; `raw` are a cross-encoder's before the sigmoid."""
 
     scores: list[float]
     raw: list[float]
 
 
 class EncodeFailure(NamedTuple):
-    """The error of a job whose own computation raised, or gave values that are not numbers."""
+    """The error of a job whose own computation raised, or returned values that are not finite."""
 
     code: str
     message: str
@@ -54,7 +55,7 @@ class EncodeResult(NamedTuple):
 def run_batch(
     model: EncoderModel, jobs: Sequence[EncoderInput], clock: Clock = SYSTEM
 ) -> EncodeResult:
-    """Compute a batch on the calling thread; nothing that a job causes is raised."""
+    """Compute a batch on the calling thread; errors that jobs cause are returned, not raised."""
     started_s = clock.perf_s()
     outcomes, isolated = _attempt(model, jobs), False
     if len(jobs) > 1 and any(isinstance(outcome, EncodeFailure) for outcome in outcomes):

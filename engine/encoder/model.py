@@ -1,4 +1,4 @@
-"""The interface of an encoder model: an encoder, a cross-encoder, or the simulated device."""
+"""The interface of encoder models: encoders, cross-encoders, and the simulated device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class EncoderModel(Protocol):
-    """A model of token lists: `encode` gives vectors, and of a cross-encoder `score` gives scores of pairs."""
+    """A model of token lists: `encode` returns vectors; a cross-encoder's `score` returns scores of pairs."""
 
     name: str
     fingerprint: str

@@ -15,7 +15,7 @@ from engine.models.encoders.spec import Pooling
 def pool(
     rows: Tensor, lengths: Sequence[int], pooling: Pooling, *, normalise: bool = False
 ) -> Tensor:
-    """Return (texts, hidden): of each text's rows the first, the mean or the largest values, on demand at length 1.
+    """Return (texts, hidden): the first row, the mean or the maximum of each text's rows, optionally at length 1.
 
     The texts lie one after another in `rows` (tokens, hidden).
     """

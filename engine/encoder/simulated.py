@@ -1,7 +1,7 @@
-"""The simulated encoder: the interface of a real one, a linear time model, and vectors nobody can take for real ones.
+"""The simulated encoder: takes the seconds of a linear time model and returns pseudo-random vectors.
 
-The device and the model are called "sim"; vectors are pseudo-random, and the same for the same tokens. No torch is
-loaded.
+The device and the model are called "sim", so that no user takes the vectors for real ones; equal tokens have equal
+vectors. No torch is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TABLE_ROWS = 4096
 class SimulatedEncoder:
     """A model that takes `beta_s + alpha_items_s * items + alpha_tokens_s * tokens` seconds a batch.
 
-    With a `sigma` the seconds are multiplied by a normal factor of mean 1 with that deviation.
+    With `sigma` the seconds are multiplied by a normally distributed factor of mean 1 and standard deviation `sigma`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SimulatedEncoder:
                 )
 
     def encode(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the texts' pseudo-vectors after the time the model says."""
+        """Return the texts' pseudo-random vectors after the seconds of the time model."""
         started_s = self._clock.monotonic()
         assert self.known_cost is not None
         seconds = self.known_cost.seconds(len(texts), sum(map(len, texts)))

@@ -1,1 +1,1 @@
-"""Attention on the host by a helper: a process of its own that attends to the pages of a gpu_worker beside it."""
+"""Attention on the host by a helper: a separate process that attends to a gpu_worker's pages."""

@@ -1,6 +1,6 @@
-"""Channels through which a gpu_worker hands attention to a helper, and the one of slots in shared memory.
+"""Attention channels: how a gpu_worker hands attention to a helper, as an interface, and by shared memory.
 
-Calls of `host_channel.cpp`. Loads no torch, which a helper does without.
+The channel in shared memory calls `host_channel.cpp`. This module loads no torch, since a helper needs none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = log.get("engine")
 
 
 class GroupLayout(msgspec.Struct, frozen=True):
-    """Where a layer group's pages begin in the segment of pages, how many, their layers, and its window (0: none)."""
+    """A layer group in the segment of pages: offset of its first page, pages, layers of a page, window (0: none)."""
 
     offset: int
     pages: int
@@ -37,7 +37,7 @@ class ChannelLayout(msgspec.Struct, frozen=True):
     """The shapes of pages and slots of one attachment.
 
     A slot holds `rows` decoding rows, and page tables of `entries` pages of each layer group. Scores are multiplied by
-    `scale` and bounded by `cap` (0: not); `kind` is the type of the pages, as the kernels number them. `epoch` is the
+    `scale` and bounded by `cap` (0: unbounded); `kind` is the kernels' number for the pages' data type. `epoch` is the
     number of the attachment.
     """
 
@@ -52,41 +52,41 @@ class ChannelLayout(msgspec.Struct, frozen=True):
     cap: float
     kind: int
     groups: list[GroupLayout]
-    page_bytes: int  # of the segment of pages
-    layer_bytes: int  # of one layer of a page
+    page_bytes: int  # bytes of the whole segment of pages
+    layer_bytes: int  # bytes of one layer of a page
 
     def joined_bytes(self, rows: int) -> int:
-        """Return the size of the queries, keys and values of so many rows, in fp32."""
+        """Return the bytes of the fp32 queries, keys and values of `rows` rows."""
         return 4 * rows * (self.heads + 2 * self.kv_heads) * self.dim
 
     def out_bytes(self, rows: int) -> int:
-        """Return the size of what so many rows attended to, in fp32."""
+        """Return the bytes of the fp32 attention results of `rows` rows."""
         return 4 * rows * self.heads * self.dim
 
 
 class ChannelLibrary(NamedTuple):
-    """The native library, and the hash of its bytes: two processes may work on one memory if it is the same."""
+    """The native library, and the hash of its bytes: two processes may share memory only if their hashes are equal."""
 
     functions: ctypes.CDLL
     digest: str
 
     def slot_bytes(self, layout: ChannelLayout) -> int:
-        """Return the size of the slots' memory."""
+        """Return the bytes of memory that the layout's slots take."""
         shape = _shape(layout)
         found: int = self.functions.spillway_channel_bytes(ctypes.byref(shape))
         return found
 
     def against(self, digest: str) -> str:
-        """Return why a process whose library has a digest cannot compute the same bits, or nothing."""
+        """Return why a process with a library of this digest cannot compute the same bits; empty if it can."""
         if digest == self.digest:
             return ""
         return f"its native library is {digest}, this worker's is {self.digest}; expected the same build on both sides"
 
 
 class StepTables(NamedTuple):
-    """One step's rows as a slot takes them: positions (rows,), each sequence's end, and each group's page tables.
+    """One step's rows as a slot stores them: positions (rows,), each sequence's end, and each group's page tables.
 
-    Arrays are int64, tables int32.
+    `tables` are int32, the other arrays int64. `starts[group]` says where each sequence's table begins.
     """
 
     positions: np.ndarray
@@ -96,37 +96,37 @@ class StepTables(NamedTuple):
 
 
 class AttentionChannel(Protocol):
-    """The gpu_worker's side of one attachment; the thread that computes calls all but `end`."""
+    """The gpu_worker's side of one attachment; only the compute thread calls the methods, except `end`."""
 
     layout: ChannelLayout
 
     def ready(self) -> bool:
-        """True while the helper holds nothing that was taken from it, and everything was sent."""
+        """True while the helper works on no abandoned call, and all messages have been sent."""
 
     def plan(self, slot: int, step: StepTables) -> bool:
-        """Hand over a step's arguments; False if they do not fit, or the helper is not to be asked now."""
+        """Hand a step's arguments to the helper; False if they do not fit, or the helper cannot take a step now."""
 
     def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+        """Append keys and values to the pages, with `threads` threads, and hand a layer's queries to the helper.
 
         `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
         """
 
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
-        """Wait for what was submitted, at most so long; return when it was attended, in seconds since the boot.
+        """Wait up to `patience_s` for the submitted layer; return when its attention began and ended (s since boot).
 
-        The result, fp32 (rows, heads, dim), is at the address `out` then. None: the helper was too slow or has gone.
+        The result, fp32 (rows, heads, dim), is then at the address `out`. None: the helper was too slow or has gone.
         """
 
     def missed(self, step: StepTables) -> None:
-        """Note that this process appends the keys and values of a step's rows, of which the helper learns nothing."""
+        """Record that this process appends a step's keys and values without the helper's knowledge."""
 
     def end(self) -> None:
-        """Hand nothing over from now on, and wake who waits; any thread."""
+        """Hand no more work to the helper, and wake all waiting threads; any thread may call this."""
 
 
 class HostChannel:
-    """One side of one attachment in shared memory; keeps the memory that it is about."""
+    """One side of one attachment in shared memory; keeps a reference to the memory of slots and pages."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class HostChannel:
         *,
         owner: bool,
     ) -> None:
-        """Begin on slots that are zero as the `owner`, else on those of another process."""
+        """Open the channel: the `owner` brings slots of zeros, the other side maps the owner's slots."""
         self.layout = layout
         self._native = library.functions
         self._memory = [np.frombuffer(memory, dtype=np.uint8) for memory in (slots, pages)]
@@ -157,14 +157,14 @@ class HostChannel:
 
     @property
     def epoch(self) -> int:
-        """The number of the attachment, as the slots have it."""
+        """The number of the attachment, read from the slots."""
         found: int = self._native.spillway_channel_epoch(self._channel)
         return found
 
-    # -- the owner of the pages, on the thread that computes
+    # -- the owner of the pages, on its compute thread
 
     def ready(self) -> bool:
-        """True while the helper holds nothing that was taken from it."""
+        """True while the helper works on no abandoned call."""
         return bool(self._native.spillway_channel_ready(self._channel))
 
     def plan(self, slot: int, step: StepTables) -> bool:
@@ -185,7 +185,7 @@ class HostChannel:
         )
 
     def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values to the pages, by so many threads, and hand over the queries of a layer of a group.
+        """Append keys and values to the pages, with `threads` threads, and hand a layer's queries to the helper.
 
         `joined` is the address of fp32 (rows, heads + 2 * kv heads, dim).
         """
@@ -194,7 +194,7 @@ class HostChannel:
         )  # fmt: skip
 
     def append(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values to the pages as `submit` does, and hand nothing over."""
+        """Append keys and values to the pages as `submit` does, without handing queries to the helper."""
         self._native.spillway_channel_append(
             self._channel, _int64(slot), _int64(group), _int64(layer), ctypes.c_void_p(joined), threads
         )  # fmt: skip
@@ -203,9 +203,9 @@ class HostChannel:
         """Do nothing: both sides have the same pages."""
 
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
-        """Wait for what was submitted, at most so long; return when it was attended, in seconds since the boot.
+        """Wait up to `patience_s` for the submitted layer; return when its attention began and ended (s since boot).
 
-        The result, fp32 (rows, heads, dim), is at the address `out` then. None: the helper was too slow or has gone.
+        The result, fp32 (rows, heads, dim), is then at the address `out`. None: the helper was too slow or has gone.
         """
         span = (ctypes.c_int64 * 2)()
         done = self._native.spillway_channel_wait(
@@ -214,7 +214,7 @@ class HostChannel:
         return (span[0] / 1e9, span[1] / 1e9) if done else None
 
     def end(self) -> None:
-        """Hand nothing over from now on, and wake who waits; any thread."""
+        """Hand no more work to the helper, and wake all waiting threads; any thread may call this."""
         self._native.spillway_channel_end(self._channel)
 
     # -- the helper
@@ -225,12 +225,12 @@ class HostChannel:
         return found
 
     def stop(self) -> None:
-        """Let `serve` return when what it attends to is done; any thread."""
+        """Make `serve` return after the layer that it is computing; any thread may call this."""
         self._native.spillway_channel_stop(self._channel)
 
 
 def load_channel() -> ChannelLibrary | None:
-    """Return the library for this processor, or None where it cannot be had."""
+    """Return the library for this processor, or None if it cannot be built or loaded."""
     for source in HOST_CHANNEL:
         path = find(source)
         if path is None:
@@ -250,7 +250,7 @@ def load_channel() -> ChannelLibrary | None:
 
 
 class _Heads(ctypes.Structure):
-    """How heads attend, as `attention.h` has it."""
+    """The heads' sizes and factors, laid out as the struct in `attention.h`."""
 
     _fields_ = (
         *((name, _int64) for name in ("heads", "kv_heads", "dim")),
@@ -259,7 +259,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Shape(ctypes.Structure):
-    """A channel's shape, as `host_channel.cpp` has it."""
+    """A channel's shape, laid out as the struct in `host_channel.cpp`."""
 
     _fields_ = (
         ("heads", _Heads),
@@ -268,7 +268,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Group(ctypes.Structure):
-    """A layer group's pages, as `host_channel.cpp` has them."""
+    """A layer group's pages, laid out as the struct in `host_channel.cpp`."""
 
     _fields_ = tuple((name, _int64) for name in ("offset", "layers", "window"))
 

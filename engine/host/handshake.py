@@ -1,7 +1,7 @@
-"""Messages by which a helper attaches to a gpu_worker, at a Unix socket, and the descriptors that go with them.
+"""The handshake by which a helper attaches to a gpu_worker over a Unix socket: messages and file descriptors.
 
-The helper says who it is; the worker answers with the layout and the descriptors of its pages and of new slots, or with
-a refusal; the helper says that it has mapped them. The connection stays: its end is the end of the attachment.
+The helper introduces itself; the worker answers with the layout and the descriptors of its pages and of new slots, or
+with a refusal; the helper confirms that it has mapped both. The connection stays open as long as the attachment lasts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.host.channel import ChannelLayout
 VERSION = 2
 TIMEOUT_S = 5.0
 _MOST = 1 << 16
-_LONGEST_PATH = 107  # what a Unix socket's address has room for
+_LONGEST_PATH = 107  # bytes that a Unix socket's address has room for
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class HelperHello(msgspec.Struct, frozen=True):
-    """What a helper says first; `digest` is the hash of its native library."""
+    """The helper's first message; `digest` is the hash of its native library."""
 
     version: int
     digest: str
@@ -33,14 +33,14 @@ class HelperHello(msgspec.Struct, frozen=True):
 
 
 class HelperWelcome(msgspec.Struct, frozen=True):
-    """What a gpu_worker answers, with the descriptors of its pages and of the slots: or `refusal` says why not."""
+    """The gpu_worker's answer: a layout, with the descriptors of pages and slots, or the reason of its `refusal`."""
 
     layout: ChannelLayout | None = None
     refusal: str = ""
 
 
 class HelperAttached(msgspec.Struct, frozen=True):
-    """What a helper says when it has mapped everything, or `failure` says why it could not."""
+    """The helper's confirmation that it has mapped pages and slots, or its `failure`."""
 
     failure: str = ""
 
@@ -53,7 +53,7 @@ def new_socket() -> socket.socket:
 
 
 def check_path(path: str) -> str:
-    """Return a path as a socket's address takes it; ConfigError if it is too long."""
+    """Return a path if it fits a socket's address; ConfigError if it is too long."""
     found = str(Path(path).resolve())
     if len(os.fsencode(found)) > _LONGEST_PATH:
         raise ConfigError(
@@ -64,16 +64,16 @@ def check_path(path: str) -> str:
 
 
 def send(connection: socket.socket, message: msgspec.Struct, files: Sequence[int] = ()) -> None:
-    """Send one message, and descriptors of files; OSError if the other side has gone or does not read."""
+    """Send one message with file descriptors; OSError if the other side has gone or does not read."""
     socket.send_fds(connection, [msgspec.msgpack.encode(message)], list(files))
 
 
 def receive(
     connection: socket.socket, kind: type[Message], files: int = 0
 ) -> tuple[Message, list[int]]:
-    """Return one message and its descriptors, at most so many, which are the caller's to close.
+    """Return one message and at most `files` descriptors, which the caller closes.
 
-    OSError if the other side has gone, is silent, or sends something else.
+    OSError if the other side has gone, is silent, or sends another message.
     """
     data, found, _, _ = socket.recv_fds(connection, _MOST, files)
     if not data:

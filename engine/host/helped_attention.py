@@ -1,4 +1,4 @@
-"""Attention on the host by a helper process, and by this process what no helper has done in time."""
+"""Helped attention: a helper process attends on the host; this process attends where the helper is late or absent."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from engine.models.decoders.spec import DecoderSpec
 
 PATIENCE_S = 0.2
 SLOWEST = 1e9  # bytes a second: a helper that reads pages more slowly may be late
-SLOTS = 4  # more than sub-batches of a step
+SLOTS = 4  # more than a step has sub-batches
 ROWS = 256
 MOST_REST = 256
 
 
 class HelpedAttention:
-    """Attends by the helper at `listener` while there is one, else by `own` (see `HostAttention`).
+    """Attention by the helper attached at `listener`, else by `own` (see `HostAttention`).
 
-    A layer is waited for `patience_s` seconds and for as long as a slow machine reads its pages. A helper that is late
-    is not asked for the next sub-batches: twice as many each time, until it is in time again. `layers` counts layers of
-    sub-batches by who attended: the helper, this worker because the helper was late or had gone, or this worker because
-    there was none to ask.
+    The wait for a layer is `patience_s` plus the seconds in which a slow machine reads the layer's pages. A helper that
+    is late skips the next sub-batches, twice as many after each further delay, until it is in time again. `layers`
+    counts sub-batch layers by who attended: the helper; this worker, since the helper was late or had gone; or this
+    worker, since there was no helper to ask.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HelpedAttention:
         threads: int = 1,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`own` attends to the same `pools`; keys and values are appended by so many `threads`, as many as compute."""
+        """`own` attends to the same `pools`; `threads` append keys and values: as many as compute the step."""
         self.listener = listener
         self.layers: Counter[AttendedBy] = Counter()
         self.own, self.threads, self.patience_s = own, threads, patience_s
@@ -71,7 +71,7 @@ class HelpedAttention:
         self._late = self._rest = 0
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
-        """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
+        """Prepare a sub-batch once for all layers; ValueError if a page that a row needs is missing."""
         channel = self.listener.channel
         if channel is not None:
             step = self._tables(queries)
@@ -84,7 +84,7 @@ class HelpedAttention:
 
     @property
     def link(self) -> HelperLink | None:
-        """The way to the helper that is attached; None without one."""
+        """The link to the attached helper; None without a helper."""
         channel = self.listener.channel
         if not isinstance(channel, TcpChannel):
             return None if channel is None else HelperLink("unix")
@@ -98,7 +98,7 @@ class HelpedAttention:
         )
 
     def close(self) -> None:
-        """Let the helper go, and stop."""
+        """Detach the helper, and stop attention on the host."""
         self.listener.close()
         self.own.close()
 
@@ -113,7 +113,7 @@ class HelpedAttention:
         self._rest = min(1 << self._late, MOST_REST)
 
     def waits_s(self, group: int, step: StepTables) -> float:
-        """Return how long a layer of a group is waited for: a slow machine reads its pages meanwhile."""
+        """Return the seconds to wait for a layer: the patience, and the time of a slow machine to read its pages."""
         reading_s = len(step.tables[group]) * self._pools[group].data[0, 0].nbytes / SLOWEST
         return 0.0 if self._rest else max(0.0, self.patience_s + reading_s)
 
@@ -130,7 +130,7 @@ class HelpedAttention:
 
 
 class _HelpedSubBatch:
-    """A sub-batch that the helper attends to, until it is late."""
+    """A sub-batch that the helper attends to; after a late layer this process attends to the rest."""
 
     def __init__(
         self,
@@ -148,14 +148,14 @@ class _HelpedSubBatch:
         self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
     ) -> HostResult:
         if ready is not None:
-            ready()  # the helper reads at once
+            ready()  # the helper reads the rows as soon as they are submitted
         if self._own is not None:
             return self.alone(group, at, joined, out)
         self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)
         return _HelpedResult(self, group, at, joined, out)
 
     def alone(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
-        """Attend in this process, from now on."""
+        """Attend to this layer and all later ones in this process."""
         if self._own is None:
             self._own = self._attention.own.plan(self._queries)
             self._channel.missed(self._step)
@@ -195,9 +195,10 @@ def helped(
     *,
     threads: int,
 ) -> HelpedAttention:
-    """Return attention with the help of who attaches at an address; ConfigError if nobody can.
+    """Return attention that a helper attached at `address` may take over; ConfigError if no helper can attach.
 
-    `pools` are the parts of `segment`; as many `threads` append keys and values as compute, or teams are made anew.
+    `pools` lie in `segment`. `threads` append keys and values: as many as compute the step, since OpenMP would
+    otherwise build a new team of threads at each change of their number.
     """
     library = load_channel()
     if library is None or segment.file < 0:
@@ -220,7 +221,7 @@ def _layout(
         epoch=0,
         slots=SLOTS,
         rows=ROWS,
-        # Tables grow with a sequence: more pages than the longest has are named by no row.
+        # A page table grows with its sequence; no row names more pages than the longest sequence has.
         entries=ROWS * -(-spec.positions // PAGE),
         heads=spec.heads,
         kv_heads=spec.kv_heads,

@@ -1,4 +1,4 @@
-"""The helper's side: attach to the gpu_worker at a socket, and attend to what it hands over."""
+"""The host helper: attaches to the gpu_worker at a Unix socket, and attends to the rows that the worker hands over."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from engine.host.handshake import (
 
 
 class HostHelper:
-    """An attachment to a gpu_worker's pages, which are mapped for reading only."""
+    """An attachment to a gpu_worker's pages, which are mapped read-only."""
 
     def __init__(self, path: str, library: ChannelLibrary) -> None:
-        """Attach; OSError if no worker is there or memory cannot be had, ConfigError if it refuses this build."""
+        """Attach; OSError if no worker listens or memory is short, ConfigError if the worker refuses this build."""
         self.connection = new_socket()
         try:
             self.connection.connect(check_path(path))
@@ -37,7 +37,7 @@ class HostHelper:
         self.connection.settimeout(None)
 
     def serve(self, threads: int, slowdown: int = 1) -> int:
-        """Attend until the worker has gone or `stop`; return how many layers were done in time."""
+        """Attend until the worker has gone or `stop` is called; return how many layers were done in time."""
         watching = threading.Thread(target=self._watch, name="gpu-worker-end", daemon=True)
         watching.start()
         try:
@@ -48,17 +48,17 @@ class HostHelper:
             watching.join()
 
     def _watch(self) -> None:
-        """Let `serve` return once the worker has gone, which says nothing after the handshake."""
+        """Make `serve` return once the worker has gone: the connection becomes readable only when it ends."""
         with suppress(OSError):
             self.connection.recv(1)
         self.channel.stop()
 
     def stop(self) -> None:
-        """Let `serve` return; any thread."""
+        """Make `serve` return; any thread may call this."""
         self.channel.stop()
 
     def close(self) -> None:
-        """End the attachment; `serve` has returned."""
+        """End the attachment, after `serve` has returned."""
         self.connection.close()
 
 

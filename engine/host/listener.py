@@ -1,4 +1,4 @@
-"""The gpu_worker's side of attaching: a thread that lets one helper at a time have the pages, and notices its end."""
+"""The helper listener in a gpu_worker: a thread that attaches one helper at a time and notices when it has gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = log.get("engine")
 
 
 class Attachment(NamedTuple):
-    """A helper that is attached: its channel, a socket that is readable once it has gone, and what lets it go."""
+    """An attached helper: its channel, a socket that is readable once the helper has gone, and how to detach it."""
 
     channel: AttentionChannel
     watched: socket.socket
@@ -41,25 +41,25 @@ class Attachment(NamedTuple):
 
 
 class HelperAcceptor(Protocol):
-    """A kind of way by which helpers attach; it listens from its making on."""
+    """A transport by which helpers attach (Unix socket or TCP); it listens as soon as it is made."""
 
     listener: socket.socket
 
     def greet(self, connection: socket.socket, layout: ChannelLayout, taken: str) -> Attachment:
-        """Attach a helper with a layout, unless `taken` says why not; OSError says why nothing came of it."""
+        """Attach a helper with this layout, or refuse it with the reason `taken`, if any; OSError says why not."""
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
 
 
 class HelperListener:
-    """Lets helpers attach, one at a time; `channel` is that of the helper that is attached, None without one.
+    """Attaches helpers, one at a time; `channel` is the attached helper's, or None.
 
-    Every helper gets slots of its own, so one that was given up changes nothing of the next one's.
+    Every helper gets slots of its own, so an abandoned helper cannot write to the next helper's slots.
     """
 
     def __init__(self, acceptor: HelperAcceptor, layout: ChannelLayout) -> None:
-        """Take helpers from now on."""
+        """Start the thread that accepts helpers."""
         self.channel: AttentionChannel | None = None
         self._acceptor, self._layout = acceptor, layout
         self._attached: Attachment | None = None
@@ -71,7 +71,7 @@ class HelperListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the helper go, and listen no longer."""
+        """Detach the helper, and stop listening."""
         os.close(self._end)
         self._thread.join()
         self._detach()
@@ -118,17 +118,17 @@ class HelperListener:
 
 
 class UnixAcceptor:
-    """Lets processes of this machine attach, which get the pages as a descriptor (see `HelperAcceptor`)."""
+    """Attaches processes of this machine, which receive the pages as a file descriptor (see `HelperAcceptor`)."""
 
     def __init__(self, path: str, library: ChannelLibrary, pages: MemorySegment) -> None:
-        """Listen, for helpers that attend to `pages`; ConfigError if the socket cannot be had."""
+        """Listen for helpers that attend to `pages`; ConfigError if the socket cannot be bound."""
         self._library, self._pages = library, pages
         pages.seal(read_only=True)
         self._path = Path(check_path(path))
         self.listener = _listen(self._path)
 
     def greet(self, connection: socket.socket, layout: ChannelLayout, taken: str) -> Attachment:
-        """Attach a helper with a layout, unless `taken` says why not; OSError says why nothing came of it."""
+        """Attach a helper with this layout, or refuse it with the reason `taken`, if any; OSError says why not."""
         connection.settimeout(TIMEOUT_S)
         hello, _ = receive(connection, HelperHello)
         if why := self._against(hello) or taken:
@@ -141,16 +141,16 @@ class UnixAcceptor:
         answer, _ = receive(connection, HelperAttached)
         if answer.failure:
             raise OSError(answer.failure)
-        # A helper says nothing after the handshake: what can be read is its end.
+        # A helper sends nothing after the handshake: the socket becomes readable only when the connection ends.
         return Attachment(channel, connection, connection.close)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self.listener.close()
         self._path.unlink(missing_ok=True)
 
     def _against(self, hello: HelperHello) -> str:
-        """Return why a helper cannot be attached, or nothing."""
+        """Return why a helper cannot be attached; empty if it can."""
         if hello.version != VERSION:
             return f"it speaks version {hello.version} of the handshake; expected {VERSION}"
         return self._library.against(hello.digest)
@@ -168,7 +168,7 @@ def _listen(path: Path) -> socket.socket:
         made.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_socket():
-            path.unlink()  # of a process that has died
+            path.unlink()  # the socket's process has died
         made = new_socket()
         made.settimeout(None)
         made.bind(str(path))

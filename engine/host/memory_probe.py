@@ -1,4 +1,4 @@
-"""The speed of host memory as the host tier takes it: kind of page, latency, bandwidth. Loads no torch."""
+"""The speed of host memory, allocated as for the host tier: kind of page, latency, bandwidth. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from common.native.openmp import open_openmp
 from common.transport.memory_segment import MemorySegment, PageKind
 from engine.kernels.sources import MEMORY
 
-BYTES = 256 << 20  # more than caches hold
+BYTES = 256 << 20  # larger than the processor's caches
 _READS = 1 << 20
 _REPEATS = 3
 
 
 class HostMemory(NamedTuple):
-    """Of a segment: the kind of its pages, nanoseconds of a read that waits for the one before, and bytes/s read."""
+    """A segment's measured speed: its kind of pages, the nanoseconds of one dependent read, and the bytes/s read."""
 
     page_kind: PageKind
     latency_ns: float
@@ -26,9 +26,9 @@ class HostMemory(NamedTuple):
 
 
 def measure_memory(threads: int, size: int = BYTES) -> HostMemory | None:
-    """Measure a segment of so many bytes, by so many threads, in about a second; None without the compiled kernels.
+    """Measure a segment of `size` bytes with `threads` threads, in about a second; None without the compiled kernels.
 
-    OSError if there is no memory for it.
+    OSError if the memory cannot be allocated.
     """
     functions = _load()
     if functions is None:
@@ -37,7 +37,7 @@ def measure_memory(threads: int, size: int = BYTES) -> HostMemory | None:
     memory = np.frombuffer(segment.memory, dtype=np.uint8)
     at, length = ctypes.c_void_p(memory.ctypes.data), ctypes.c_int64(len(memory))
     latency_ns = functions.spillway_memory_latency(at, length, ctypes.c_int64(_READS))
-    # The chain would be summed as numbers too small to be added fast.
+    # The latency chain's bytes, read as floats, would be subnormal numbers, whose sums are slow.
     memory[:] = 0
     rates = [
         functions.spillway_memory_bandwidth(at, length, ctypes.c_int(threads))

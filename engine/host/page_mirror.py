@@ -1,4 +1,4 @@
-"""The mirror of a gpu_worker's pages that a helper on another machine has, so that only what changed is sent."""
+"""The page mirror: records which pages a helper on another machine has, so that only changed pages are sent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Ints = NDArray[np.int64]
 
 
 class PageNeeds(NamedTuple):
-    """What a step's rows need of one layer group: distinct `pages`, and how many tokens of each are attended to.
+    """A step's needs in one layer group: the distinct `pages` that its rows attend to, and the `tokens` needed of each.
 
-    The rows' own keys and values go to `offsets` of `row_pages`, row by row.
+    The keys and values of row i go to `offsets[i]` of page `row_pages[i]`.
     """
 
     pages: Ints
@@ -28,14 +28,14 @@ class PageNeeds(NamedTuple):
 
 
 class PageMirror:
-    """Knows of each layer of each page how many tokens the helper has, and of which version of the page.
+    """Records, for each layer of each page, the page version and the number of tokens that the helper has.
 
-    A page grows by the rows that are appended on both sides. Any other writing makes another version (see
-    `PageMemory.versions`), of which the helper has nothing.
+    Both sides append rows to a page without a new version. Every other write makes a new version (see
+    `PageMemory.versions`), of which the helper has no tokens.
     """
 
     def __init__(self, pools: Sequence[PageMemory]) -> None:
-        """Begin with a helper that has nothing of `pools`; ValueError if they keep no versions."""
+        """Begin with a helper that has no page of `pools`; ValueError if the pools keep no versions."""
         self._pools = list(pools)
         self._versions = [_versions(pool) for pool in pools]
         self._seen = [np.zeros_like(versions) for versions in self._versions]
@@ -43,7 +43,7 @@ class PageMirror:
         self._raw = [pool.raw() for pool in pools]
 
     def needs(self, step: StepTables) -> list[PageNeeds]:
-        """Return what a step needs of each layer group."""
+        """Return the pages that a step needs, by layer group."""
         counts = np.diff(step.ends, prepend=0)
         lasts, firsts = step.positions[step.ends - 1], step.positions[step.ends - counts]
         return [
@@ -52,11 +52,11 @@ class PageMirror:
         ]
 
     def lacking(self, group: int, layer: int, needs: PageNeeds) -> NDArray[np.bool_]:
-        """Return of which of the pages the helper has too little in a layer of a group."""
+        """Return for each needed page whether the helper lacks tokens of this layer."""
         return self._lacks(group, slice(layer, layer + 1), needs)[:, 0]
 
     def most_lacking(self, needs: Sequence[PageNeeds]) -> int:
-        """Return the bytes that the helper lacks in that layer of which it lacks most."""
+        """Return the largest number of bytes that the helper lacks in any single layer."""
         most = 0
         for group, each in enumerate(needs):
             lacks = self._lacks(group, slice(None), each)
@@ -65,7 +65,7 @@ class PageMirror:
         return most
 
     def _lacks(self, group: int, layers: slice, needs: PageNeeds) -> NDArray[np.bool_]:
-        """Return whether the helper has too little (pages, layers)."""
+        """Return, shaped (pages, layers), whether the helper lacks tokens or has an old version."""
         pages = needs.pages
         other = self._versions[group][pages, layers] != self._seen[group][pages, layers]
         found: NDArray[np.bool_] = other | (
@@ -74,26 +74,26 @@ class PageMirror:
         return found
 
     def page_bytes(self, group: int) -> int:
-        """Return the size of one layer of a page of a group."""
+        """Return the bytes of one layer of one of a group's pages."""
         return int(self._raw[group].shape[2])
 
     def read(self, group: int, layer: int, needs: PageNeeds, chosen: Ints) -> tuple[Ints, bytes]:
-        """Return some of the pages, by their places in `needs`, and a layer of them as bytes, which the helper gets."""
+        """Return the `chosen` pages (indices in `needs`) and one layer's bytes of them, and record them as sent."""
         pages = needs.pages[chosen]
-        # Read before the bytes: what is written meanwhile is another version.
+        # The version is read before the bytes: a write in between makes a newer version.
         self._seen[group][pages, layer] = self._versions[group][pages, layer]
         self._known[group][pages, layer] = needs.tokens[chosen]
         return pages, self._raw[group][pages, layer].tobytes()
 
     def appended(self, group: int, layer: int, needs: PageNeeds) -> None:
-        """Note that the helper appends the rows in a layer, having all that lies before them."""
+        """Record that the helper appends the step's rows in a layer; it has all earlier tokens of their pages."""
         pages, begun = needs.row_pages, needs.row_pages[needs.offsets == 0]
         self._seen[group][begun, layer] = self._versions[group][begun, layer]
-        # Of several rows in a page the last counts.
+        # Of several rows in one page the last assignment stays.
         self._known[group][pages, layer] = needs.offsets + 1
 
     def missed(self, step: StepTables) -> None:
-        """Note that a step's rows were appended here, and the helper knows nothing of it."""
+        """Record that a step's rows were appended in this process only, so that the helper lacks them."""
         for group, needs in enumerate(self.needs(step)):
             np.minimum.at(self._known[group], needs.row_pages, needs.offsets[:, None])
 

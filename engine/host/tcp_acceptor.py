@@ -1,4 +1,4 @@
-"""The gpu_worker's side of attaching over TCP: who is let in, and what the way there and back takes."""
+"""The acceptor of TCP helpers in a gpu_worker: checks who may attach, and measures the round trip to the helper."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from engine.kernels.page_memory import PageMemory
 ECHOES = (1, 1 << 10, 1 << 14, 1 << 17, 1 << 20)  # bytes
 _REPEATS = 5
 _LEAST_S = 1e-9
-_ECHO_S = 0.1  # a way on which one takes longer is measured by no larger ones
+_ECHO_S = 0.1  # after an echo that took longer than this, no larger echo is sent
 
 
 class TcpAcceptor:
-    """Lets helpers attach over TCP that know the secret and have the same native library (see `HelperAcceptor`)."""
+    """Attaches TCP helpers that know the secret and run the same native library (see `HelperAcceptor`)."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class TcpAcceptor:
         pools: Sequence[PageMemory],
         segment: MemorySegment,
     ) -> None:
-        """Listen, for helpers that attend to copies of `pools`; ConfigError if the address cannot be had."""
+        """Listen for helpers that attend to copies of `pools`; ConfigError if the address cannot be bound."""
         self.moved: Counter[Moved] = Counter()
         self._address, self._library = address, library
         self._pools, self._segment = pools, segment
         self.listener = _listen(address)
 
     def greet(self, connection: socket.socket, layout: ChannelLayout, taken: str) -> Attachment:
-        """Attach a helper with a layout, unless `taken` says why not; OSError says why nothing came of it."""
+        """Attach a helper with this layout, or refuse it with the reason `taken`, if any; OSError says why not."""
         tune(connection)
         greeting, nonce = Greeting(connection), secrets.token_bytes(NONCE_BYTES)
         greeting.say(TcpChallenge(VERSION, nonce))
@@ -82,11 +82,11 @@ class TcpAcceptor:
         return Attachment(channel, channel.gone, channel.close)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self.listener.close()
 
     def _against(self, hello: TcpHello, said: Sequence[bytes]) -> str:
-        """Return why a helper cannot be attached, or nothing."""
+        """Return why a helper cannot be attached; empty if it can."""
         if hello.version != VERSION:
             return f"it speaks version {hello.version} of the handshake; expected {VERSION}"
         if not proves(hello.proof, self._address.secret, "helper", *said):
@@ -95,7 +95,7 @@ class TcpAcceptor:
 
 
 def _echoes(greeting: Greeting) -> list[Probe]:
-    """Return what some bytes there and back took, the least of a few times each."""
+    """Return the round-trip seconds of echoes of several sizes, the least of a few tries for each size."""
     probes: list[Probe] = []
     for size in ECHOES:
         took = []

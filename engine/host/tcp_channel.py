@@ -1,7 +1,7 @@
-"""The gpu_worker's side of a helper on another machine: pages and rows go over TCP, attended rows come back.
+"""The TCP channel from a gpu_worker to a helper on another machine: sends pages and rows, receives attended rows.
 
-The gpu_worker keeps all pages and appends to them itself, so it can compute what the helper has not done in time, and
-a helper's death loses none. The helper has a copy of those that it was asked to attend to.
+The gpu_worker keeps all pages and appends to them itself. So it can compute any layer that the helper has not finished
+in time, and the death of a helper loses no page. The helper has copies of the pages that it was asked to attend to.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from engine.host.tcp_messages import (
 )
 from engine.kernels.page_memory import PageMemory
 
-BESIDE_S = 0.1  # a layer's pages that take longer to send are sent before the helper is asked for the layer
-AHEAD_BYTES = 64 << 20  # so many bytes of pages are sent ahead at once
-FRAME_BYTES = 4 << 20  # of pages in one frame
+BESIDE_S = 0.1  # pages of a layer that take longer to send are sent ahead, before the helper is asked for a step
+AHEAD_BYTES = 64 << 20  # the most bytes of pages sent ahead for one step
+FRAME_BYTES = 4 << 20  # bytes of pages in one frame
 _LONGEST_S = 1e6
 _log = log.get("engine")
 
 
 class _Asked(NamedTuple):
-    """A layer that was submitted: when, the bytes that went for it, and whether they tell what the way costs."""
+    """A submitted layer: when, its bytes both ways, and whether its time is used to fit the link's cost."""
 
     at_s: float
     size: int
@@ -61,7 +61,7 @@ class _Answer(NamedTuple):
 
 
 class _Slot:
-    """A slot's step, and the number of its latest call."""
+    """A slot's step: its rows and page needs, and the number of its latest call."""
 
     def __init__(self, rows: int, needs: Sequence[PageNeeds]) -> None:
         self.rows, self.needs = rows, needs
@@ -69,9 +69,10 @@ class _Slot:
 
 
 class TcpChannel:
-    """An attachment over TCP (see `AttentionChannel`); two threads read and write, others hand over and wait.
+    """An attachment over TCP (see `AttentionChannel`), with a thread that reads and a thread that writes.
 
-    `moved` counts bytes: of rows and pages sent, and of results. `gone` becomes readable once the helper has gone.
+    `moved` counts the bytes of sent rows, sent pages and received results. `gone` becomes readable once the helper
+    has gone.
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class TcpChannel:
         probes: Sequence[Probe],
         moved: Counter[Moved],
     ) -> None:
-        """Take over a connection that was greeted; `probes` are echoes: bytes both ways, as tokens, and seconds."""
+        """Take over a connection after its handshake; `probes` are timed echoes, with the bytes as tokens."""
         self.layout, self.moved = layout, moved
         self._connection, self._cost = connection, OnlineCost(probes)
         connection.settimeout(None)
-        # Nobody attaches to these slots: they hold the arguments by which this side appends.
+        # No other process attaches to these slots: they hold the step's arguments for appending in this process.
         slots = MemorySegment(library.slot_bytes(layout), large=False)
         self._local = HostChannel(library, layout, slots.memory, segment.memory, owner=True)
         self._mirror = PageMirror(pools)
@@ -110,18 +111,18 @@ class TcpChannel:
 
     @property
     def cost(self) -> LinearCost:
-        """Seconds of a layer's way to the helper and back, by bytes (as tokens), as far as it is known now."""
+        """The fitted seconds of a round trip to the helper, by the bytes of both ways (as tokens)."""
         return self._cost.cost
 
-    # -- the thread that computes
+    # -- the compute thread
 
     def ready(self) -> bool:
-        """True while everything was sent, and the helper has answered all, in time or too late."""
+        """True while all messages are sent and every call has been answered, in time or late."""
         with self._changed:
             return not (self._ended or self._backlog or self._unanswered)
 
     def plan(self, slot: int, step: StepTables) -> bool:
-        """Send a step's arguments; False if they do not fit, or the helper lacks many pages, which are sent then."""
+        """Send a step's arguments; False if they do not fit, or the helper lacks many pages: these are sent ahead."""
         rows = len(step.positions)
         wide = self.layout.joined_bytes(rows)
         arguments = msgspec.msgpack.encode(SlotArguments.of(step))
@@ -138,7 +139,7 @@ class TcpChannel:
         return True
 
     def submit(self, slot: int, group: int, layer: int, joined: int, threads: int) -> None:
-        """Append keys and values; send the pages of a layer that the helper lacks, and the rows (see `HostChannel`)."""
+        """Append keys and values; send the rows, and the layer's pages that the helper lacks (see `HostChannel`)."""
         self._local.append(slot, group, layer, joined, threads)
         planned = self._slots[slot]
         needs = planned.needs[group]
@@ -157,7 +158,7 @@ class TcpChannel:
         self._mirror.appended(group, layer, needs)
 
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
-        """Wait for what was submitted (see `HostChannel`); the times are right up to half of the way there and back."""
+        """Wait for the submitted layer (see `HostChannel`); the times may be off by half a round trip."""
         planned = self._slots[slot]
         number = planned.number
         with self._changed:
@@ -179,11 +180,11 @@ class TcpChannel:
         return self._span(answer)
 
     def missed(self, step: StepTables) -> None:
-        """Note that this process appends the keys and values of a step's rows."""
+        """Record that this process alone appends the keys and values of a step's rows."""
         self._mirror.missed(step)
 
     def _span(self, answer: _Answer) -> tuple[float, float]:
-        """Return when a layer was attended, by this machine's clock, and learn what the way took."""
+        """Return when a layer's attention began and ended, by this machine's clock; learn the round trip's cost."""
         received, began, ended, answered = (
             each / 1e9 for each in RESULT_HEAD.unpack_from(answer.payload)
         )
@@ -197,7 +198,7 @@ class TcpChannel:
     # -- pages
 
     def _send_ahead(self, needs: Sequence[PageNeeds]) -> None:
-        """Send pages that the helper lacks, all layers, as far as the budget goes."""
+        """Send pages that the helper lacks, in all layers, up to AHEAD_BYTES."""
         left = AHEAD_BYTES
         for group, each in enumerate(needs):
             for layer in range(self.layout.groups[group].layers):
@@ -207,7 +208,7 @@ class TcpChannel:
                     return
 
     def _send_pages(self, group: int, layer: int, needs: PageNeeds, chosen: Ints) -> int:
-        """Send a layer of some of the pages; return how many bytes they have."""
+        """Send one layer of some pages; return the number of bytes."""
         each = self._mirror.page_bytes(group)
         at_once, sent = max(1, FRAME_BYTES // each), 0
         for begin in range(0, len(chosen), at_once):
@@ -221,7 +222,7 @@ class TcpChannel:
     # -- the connection
 
     def _call(self, payload: bytes, number: int = 0) -> None:
-        """Send a frame without waiting: what the connection does not take at once is written by the thread."""
+        """Send a frame without waiting: the writing thread sends whatever the connection does not take at once."""
         data = memoryview(frame(CALL, number, payload))
         with self._changed:
             if self._ended:
@@ -232,7 +233,7 @@ class TcpChannel:
                 except BlockingIOError:
                     pass
                 except OSError:
-                    return  # whoever reads learns of the end
+                    return  # the reading thread notices the end
             if data:
                 self._backlog.append(data)
                 self._changed.notify_all()
@@ -272,7 +273,7 @@ class TcpChannel:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Hand nothing over from now on, and wake who waits; any thread."""
+        """Hand no more work to the helper, and wake all waiting threads; any thread may call this."""
         with self._changed:
             if self._ended:
                 return
@@ -282,7 +283,7 @@ class TcpChannel:
         self._bell.close()
 
     def close(self) -> None:
-        """Let the helper go; not from a thread of this channel."""
+        """Detach the helper; a thread of this channel must not call this."""
         self.end()
         for thread in self._threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""The side of a helper on another machine: it keeps a copy of the pages it is sent, and attends to them."""
+"""The TCP helper: attends on another machine than its gpu_worker, to copies of the pages that the worker sends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _log = log.get("work")
 
 
 class _Asked(NamedTuple):
-    """A layer that is attended to: the number of the call, its slot and rows, and when it was received."""
+    """A call to attend to one layer: its number, its slot and rows, and when it was received."""
 
     number: int
     slot: int
@@ -59,14 +59,14 @@ class _Asked(NamedTuple):
 
 
 class TcpHelper:
-    """An attachment to a gpu_worker over TCP, with memory of its own for as many pages as the worker has.
+    """An attachment to a gpu_worker over TCP; the helper allocates memory for as many pages as the worker has.
 
-    One thread reads, writes pages and hands rows to the native side, which attends on the thread that calls `serve`;
-    a third one answers. Both sides of a channel in shared memory lie in this process.
+    One thread receives, writes pages to memory and hands rows to the native library, which attends on the thread that
+    calls `serve`; a third thread sends the results. Both sides of a shared-memory channel lie in this process.
     """
 
     def __init__(self, address: HelperAddress, library: ChannelLibrary) -> None:
-        """Attach; OSError if no worker has a place or memory is not to be had, ConfigError if a side refuses."""
+        """Attach; OSError if no worker has a free place or memory is short, ConfigError if a side refuses the other."""
         self.connection = socket.create_connection((address.host, address.port), TIMEOUT_S)
         try:
             tune(self.connection)
@@ -77,7 +77,7 @@ class TcpHelper:
         self.connection.settimeout(None)
 
     def serve(self, threads: int, slowdown: int = 1) -> int:
-        """Attend until the worker has gone or `stop`; return how many layers were done in time."""
+        """Attend until the worker has gone or `stop` is called; return how many layers were done in time."""
         beside = [
             threading.Thread(target=each, name=f"gpu-worker-{each.__name__}", daemon=True)
             for each in (self._read, self._answer)
@@ -92,12 +92,12 @@ class TcpHelper:
                 thread.join()
 
     def stop(self) -> None:
-        """Let `serve` return; any thread."""
+        """Make `serve` return; any thread may call this."""
         hang_up(self.connection)
         self._serving.stop()
 
     def close(self) -> None:
-        """End the attachment; `serve` has returned."""
+        """End the attachment, after `serve` has returned."""
         self.connection.close()
 
     def _attach(self, address: HelperAddress, library: ChannelLibrary) -> None:
@@ -139,7 +139,7 @@ class TcpHelper:
         self._answers: SimpleQueue[_Asked | None] = SimpleQueue()
         self._sending = threading.Lock()
 
-    # -- what the worker sends
+    # -- messages from the worker
 
     def _read(self) -> None:
         try:
@@ -195,7 +195,7 @@ class TcpHelper:
         self._owning.submit(slot, group, layer, joined.ctypes.data, 1)
         self._answers.put(_Asked(number, slot, rows, received_ns))
 
-    # -- what it gets
+    # -- answers to the worker
 
     def _answer(self) -> None:
         while (asked := self._answers.get()) is not None:

@@ -1,9 +1,10 @@
-"""Messages between a gpu_worker and a helper on another machine: frames over TCP, and the proofs of who is who.
+"""Messages between a gpu_worker and a helper on another machine: frames over TCP, and proofs of a shared secret.
 
-The worker says a nonce; the helper says who it is, another nonce, and proves by both that it knows the secret; the
-worker proves the same, and says the layout; the helper says that it has taken the memory. Everything after that is
-calls of the worker: pages, a step's arguments, a layer's rows, each in the order of the stream. Only the last kind is
-answered, and echoes, which measure the way. Nothing is encrypted: the network between the two is private.
+The worker sends a nonce. The helper sends its identity, a nonce of its own, and a proof, made from both nonces, that it
+knows the secret. The worker sends the same kind of proof, and the layout. The helper confirms that it has allocated
+its memory. All later frames are calls of the worker, handled in order: pages, a step's arguments, a layer's rows, and
+echoes, which measure the round trip. The helper answers only rows and echoes. Nothing is encrypted: the network
+between the two must be private.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from engine.host.channel import ChannelLayout, StepTables
 
 VERSION = 1
 NONCE_BYTES = 16
-_READ_BYTES = 1 << 20  # at most, at once
+_READ_BYTES = 1 << 20  # the most bytes of one read
 TIMEOUT_S = 5.0
 ECHO, PLAN, PAGES, ATTEND = range(4)
 ECHO_HEAD = struct.Struct("<B")
 PLAN_HEAD = struct.Struct("<BB")  # slot
-# group, layer, how many pages: their numbers (int32) and bytes follow
+# Group, layer and number of pages; the page numbers (int32) and the pages' bytes follow.
 PAGES_HEAD = struct.Struct("<BBHI")
 ATTEND_HEAD = struct.Struct("<BBBH")  # slot, group, layer: queries, keys and values follow
-# nanoseconds: received, attention began, ended, answered; the result follows
+# Times in nanoseconds: call received, attention began, attention ended, answer sent; the result follows.
 RESULT_HEAD = struct.Struct("<qqqq")
 _MOST_GREETING = 1 << 16
-# A side that has gone without a word is noticed within half a minute.
+# A silent disappearance of the other side is noticed within half a minute.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _UNANSWERED_MS = 30_000
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class TcpChallenge(msgspec.Struct, frozen=True):
-    """What a gpu_worker says first."""
+    """The gpu_worker's first message."""
 
     version: int
     nonce: bytes
 
 
 class TcpHello(msgspec.Struct, frozen=True):
-    """What a helper answers; `digest` is the hash of its native library."""
+    """The helper's answer to the challenge; `digest` is the hash of its native library."""
 
     version: int
     digest: str
@@ -60,9 +61,10 @@ class TcpHello(msgspec.Struct, frozen=True):
 
 
 class TcpWelcome(msgspec.Struct, frozen=True):
-    """What a gpu_worker answers: the encoded layout, which its proof covers, or `refusal` says why not.
+    """The gpu_worker's answer: the encoded layout, which its proof covers, or the reason of its `refusal`.
 
-    One that is `taken` may have a place later: it notices late that a helper's machine has gone.
+    `taken` means that another helper is attached. A later try may succeed, since the worker notices only late that a
+    helper's machine has gone.
     """
 
     layout: bytes = b""
@@ -72,7 +74,7 @@ class TcpWelcome(msgspec.Struct, frozen=True):
 
 
 class SlotArguments(msgspec.Struct, frozen=True, array_like=True):
-    """A step's arguments, as bytes of arrays (see `StepTables`)."""
+    """A step's arguments, each array as bytes (see `StepTables`)."""
 
     positions: bytes
     ends: bytes
@@ -81,14 +83,14 @@ class SlotArguments(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, step: StepTables) -> SlotArguments:
-        """Return the arguments of a step."""
+        """Return the message for a step."""
         return cls(
             step.positions.tobytes(), step.ends.tobytes(),
             [each.tobytes() for each in step.tables], [each.tobytes() for each in step.starts],
         )  # fmt: skip
 
     def step(self, layout: ChannelLayout) -> StepTables:
-        """Return the arrays; ValueError if they name what a layout has not."""
+        """Return the arrays; ValueError if they name rows, groups or pages that the layout does not have."""
         step = StepTables(
             np.frombuffer(self.positions, np.int64), np.frombuffer(self.ends, np.int64),
             [np.frombuffer(each, np.int32) for each in self.tables],
@@ -110,7 +112,7 @@ class SlotArguments(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _in_place(step: StepTables, counts: NDArray[np.int64], group: int, pages: int) -> bool:
-    """True if a group's tables name pages that are there, or none, and each row's own page."""
+    """True if a group's tables name only existing pages (or -1), and every row's own page exists."""
     table, starts = step.tables[group], step.starts[group]
     lengths = np.diff(starts)
     if (
@@ -128,18 +130,18 @@ def _in_place(step: StepTables, counts: NDArray[np.int64], group: int, pages: in
 
 
 def prove(secret: str, side: str, *said: bytes) -> bytes:
-    """Return the proof that a side knows the secret, for what both have said; every part has its length in it."""
+    """Return the proof that a side knows the secret, over all that was `said`; each part's length is included."""
     parts = b"".join(len(each).to_bytes(4, "little") + each for each in (side.encode(), *said))
     return hmac.digest(secret.encode(), parts, "sha256")
 
 
 def proves(proof: bytes, secret: str, side: str, *said: bytes) -> bool:
-    """True if a proof is that of a side that knows the secret."""
+    """True if a proof was made by a side that knows the secret."""
     return hmac.compare_digest(proof, prove(secret, side, *said))
 
 
 def tune(connection: socket.socket) -> None:
-    """Let small messages go at once, and a silent end be noticed."""
+    """Set TCP options: small messages are sent at once, and a silent disappearance is noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:
@@ -148,22 +150,22 @@ def tune(connection: socket.socket) -> None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection on both sides, and wake who reads or writes there; any thread."""
+    """Shut a connection down both ways, and wake the threads that read or write there; any thread may call this."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def read_frames(connection: socket.socket, take: Callable[[int, int, int, bytes], None]) -> None:
-    """Give every frame to `take` until the other side has gone; OSError or BadFrame if the connection breaks."""
+    """Pass every frame to `take` until the other side has gone; OSError or BadFrame if the connection breaks."""
     reader = FrameReader(take)
     while data := connection.recv(_READ_BYTES):
         reader.feed(data)
 
 
 class Greeting:
-    """Frames that are sent and received in turn before a channel begins, all within `TIMEOUT_S` seconds.
+    """The handshake's frames, sent and received in turn before a channel begins, all within `TIMEOUT_S` seconds.
 
-    OSError if the other side has gone, is too slow, or sends something else.
+    OSError if the other side has gone, is too slow, or sends another frame.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -189,7 +191,7 @@ class Greeting:
         self._connection.sendall(frame(kind, 0, payload))
 
     def receive(self, most: int = MAX_PAYLOAD) -> tuple[int, bytes]:
-        """Return the kind and the payload, of at most so many bytes, of the next frame."""
+        """Return the kind and the payload of the next frame; the payload has at most `most` bytes."""
         length, _, _, kind = HEAD.unpack(self._exactly(HEAD.size))
         if length > most:
             raise ConnectionError(f"a frame of {length} bytes; expected at most {most}")

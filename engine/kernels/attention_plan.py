@@ -1,4 +1,4 @@
-"""The plan of one step's attention: which rows look at which pages, worked out once and used by every layer."""
+"""The plan of one step's attention: which rows attend to which pages, computed once and used by every layer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.kernels.page_memory import PageMemory
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 256  # query rows of one sequence that share one mask
-PADDING = 1.25  # a batch of decode rows may hold so many times the pages it needs
+PADDING = 1.25  # padding may raise the pages that a batch of decode rows reads by this factor
 
 
 class QueryRows(Protocol):
-    """One sequence's rows: rising positions, and per layer group the physical page of each logical one."""
+    """One sequence's rows: rising positions, and per layer group the physical page of each logical page."""
 
     @property
     def positions(self) -> Sequence[int]:
@@ -28,17 +28,17 @@ class QueryRows(Protocol):
 
     @property
     def pages(self) -> Sequence[Sequence[int]]:
-        """Per layer group: page ids by logical page; -1 for one that is not resident."""
+        """Per layer group: page ids by logical page; -1 if the page is not resident."""
 
     @property
     def long(self) -> bool:
-        """True if the text is longer than the model's short context, so that its rows are rotated otherwise."""
+        """True if the text exceeds the model's short context: its rows are rotated by the long frequencies."""
 
 
 class AttentionPart(NamedTuple):
     """Attention of `sequences` x `length` rows over the same number of tokens each.
 
-    `rows` says which query rows they are, sequence by sequence; `blocks` are for `Pool.read`; `mask`
+    `rows` are indices of the query rows, sequence by sequence; `blocks` are indices for `PageMemory.read`; `mask`
     (sequences * kv heads or 1, 1, length, tokens) is 0 where a row sees a token and minus infinity elsewhere.
     """
 
@@ -50,9 +50,9 @@ class AttentionPart(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """One layer group's share of a step: its rows' positions, where their K and V go, and its parts.
+    """The attention plan of one layer group in a step: positions of rows, slots for their K and V, and attention parts.
 
-    `long` says which rows are those of long texts; None: no row is.
+    `long` marks the rows of long texts; None: no row.
     """
 
     slots: Tensor
@@ -64,8 +64,8 @@ class GroupPlan(NamedTuple):
 class Layout(NamedTuple):
     """A step's rows, sequence after sequence: their positions, where each sequence's rows end, and its pages per group.
 
-    A group's page tables lie one after another in `tables[group]`; a sequence's begins at `starts[group][sequence]`.
-    `long` says which rows are those of long texts; None: no row is.
+    A group's page tables lie one after another in `tables[group]`; a sequence's table begins at
+    `starts[group][sequence]`. `long` marks the rows of long texts; None: no row.
     """
 
     positions: Ints
@@ -88,10 +88,10 @@ def lay_out(
     whole: bool = True,
     reach: int = 0,
 ) -> Layout:
-    """Join the sequences of a step.
+    """Return the rows and page tables of a step's sequences, joined.
 
-    ValueError if positions do not rise or a page is not there that a row needs, or one of the `reach` rows after the
-    last; unless some may be missing.
+    ValueError if positions do not rise or a page does not exist; with `whole` also if a page is not resident that a row
+    sees, or that one of the `reach` rows after a sequence's last row would see.
     """
     for index, query in enumerate(queries):
         if not _rises(query.positions):
@@ -123,7 +123,7 @@ def _check_pages(
     index: int, query: QueryRows, group: int, pool: PageMemory, *, whole: bool, reach: int
 ) -> None:
     """Raise ValueError unless every page a row sees is resident and exists."""
-    # Plain lists: a step has few sequences, and numpy takes longer to begin than this to end.
+    # Plain lists: a step has few sequences, for which a single numpy call would take longer than this loop.
     positions, table = query.positions, query.pages[group]
     if (last := positions[-1] + reach) // PAGE >= len(table):
         raise ValueError(
@@ -144,7 +144,7 @@ def _check_pages(
 def plan_groups(
     queries: Sequence[QueryRows], pools: Sequence[PageMemory], _shared: int = 1
 ) -> list[GroupPlan]:
-    """Work out a step; ValueError if positions do not rise or a page that a row needs is not there."""
+    """Plan a step's attention; ValueError if positions do not rise or a page that a row needs is missing."""
     device, step = pools[0].data.device, lay_out(queries, pools)
     positions = np.split(step.positions, step.ends[:-1])
     flat, groups = _tensor(step.positions, device), []
@@ -177,7 +177,7 @@ def _parts(
     for chosen in _similar(single):
         longest = max(len(logical) for _, _, logical in chosen)
         pages = np.zeros((len(chosen), longest), dtype=np.int64)
-        # a padded page is the row's own first one, at positions behind every row's, so the mask hides it
+        # Padding repeats the row's own first page, at positions after every row's position, so the mask hides it.
         logical = np.full((len(chosen), longest), 1 << 40, dtype=np.int64)
         for n, (row, _, seen) in enumerate(chosen):
             pages[n] = by_row[row][seen[0]]
@@ -192,7 +192,7 @@ def _parts(
 
 
 def _seen(positions: Ints, table: Ints, window: int | None) -> Ints:
-    """Return the logical pages, resident ones only, that any of these rows may see."""
+    """Return the resident logical pages that any of these rows may see."""
     first = 0 if window is None else max(0, int(positions[0]) - window + 1) // PAGE
     logical = np.arange(first, int(positions[-1]) // PAGE + 1)
     return logical[table[logical] >= 0]
@@ -209,7 +209,7 @@ def _mask(rows: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
 
 
 def _similar(single: list[tuple[int, int, Ints]]) -> list[list[tuple[int, int, Ints]]]:
-    """Split rows into batches of like numbers of pages, so that little is read for nothing."""
+    """Split rows into batches with similar numbers of pages, so that little padding is read."""
     batches: list[list[tuple[int, int, Ints]]] = []
     used = 0
     for each in sorted(single, key=lambda item: len(item[2]), reverse=True):

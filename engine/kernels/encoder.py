@@ -1,7 +1,7 @@
-"""Bind the C++ kernels; without a compiler or AVX512-BF16 there are none, and torch does the work.
+"""The encoder's C++ kernels, called on torch tensors; without a compiler or AVX512-BF16 torch computes instead.
 
-The library shares torch's OpenMP pool: it is linked without one of its own, so no second pool spins beside torch's.
-A call takes as many threads as torch has in the thread that makes it.
+The library is linked without an OpenMP runtime of its own and uses torch's, so no second pool of threads spins beside
+torch's. A call uses as many threads as torch is set to in the calling thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EncoderKernels:
 
     @classmethod
     def load(cls, directory: Path | None = None) -> EncoderKernels | None:
-        """Return the kernels, or None where they cannot be built or loaded."""
+        """Return the kernels, or None if they cannot be built or loaded."""
         path = find(ENCODER, directory)
         library = None if path is None else open_library(path)
         return None if library is None else cls(library)
@@ -55,7 +55,7 @@ class EncoderKernels:
     def add_norm(
         self, rows: Tensor, delta: Tensor, rows16: Tensor, norm: tuple[Tensor, Tensor, float]
     ) -> None:
-        """Set `rows` (fp32) to norm(rows + delta), and `rows16` to the same rounded."""
+        """Set `rows` (fp32) to norm(rows + delta), and `rows16` to the same values rounded to bf16."""
         weight, bias, epsilon = norm
         self._library.spillway_add_norm(
             _pointer(rows),
@@ -74,7 +74,7 @@ class EncoderKernels:
         ids: tuple[Tensor, Tensor, Tensor | None],
         norm: tuple[Tensor, Tensor, float],
     ) -> tuple[Tensor, Tensor]:
-        """Return rows (fp32) = norm(words + positions + types), and the same rounded to bf16."""
+        """Return rows (fp32) = norm(words + positions + types), and the same values rounded to bf16."""
         count, hidden = len(ids[0]), tables[0].shape[1]
         rows = torch.empty(count, hidden)
         rows16 = torch.empty(count, hidden, dtype=torch.bfloat16)
@@ -108,7 +108,7 @@ class EncoderKernels:
 
 
 def open_library(path: Path) -> ctypes.CDLL | None:
-    """Open a library of kernels beside torch's OpenMP; None, and a warning, if it cannot be opened."""
+    """Open a library of kernels that shares torch's OpenMP; None, with a warning, if that fails."""
     try:
         open_openmp()
         return ctypes.CDLL(str(path))

@@ -14,10 +14,10 @@ def _store(flag: ctypes.c_int64, layers: int) -> None:
 
 
 class PageArrival:
-    """Counts layers of the model, from the first; the thread that copies calls `ready`, the one that computes waits."""
+    """The count of layers whose pages have arrived; the copying thread calls `ready`, the computing thread waits."""
 
     def __init__(self, layers: int, publish: Publish = _store) -> None:
-        """`publish` stores the count so that compiled kernels, which read it at `flag`, see the pages first."""
+        """`publish` stores the count at `flag` for compiled kernels, and never lets them see it before the pages."""
         self.layers = layers
         self.flag = ctypes.c_int64(0)
         self._publish = publish
@@ -25,7 +25,7 @@ class PageArrival:
         self._waits: dict[int, Callable[[], None]] = {}
 
     def ready(self, layers: int, then: Callable[[], None] | None = None) -> None:
-        """Note that the pages of the first `layers` layers are there, the last once the device has done `then`."""
+        """Record that the first `layers` layers' pages have arrived; `then` makes the device wait for the last one."""
         with self._changed:
             if then is not None:
                 self._waits[layers - 1] = then
@@ -33,7 +33,7 @@ class PageArrival:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Return once the pages of a layer are there, or the device has been told to wait for them."""
+        """Return once a layer's pages have arrived, or the device has been told to wait for them."""
         with self._changed:
             self._changed.wait_for(lambda: self.flag.value > layer)
             then = self._waits.get(layer)

@@ -1,4 +1,4 @@
-"""Page pools: the memory that KV pages live in, one tensor a layer group."""
+"""Page pools: the memory of KV pages, one tensor per layer group."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from common.transport.memory_segment import LARGE, MemorySegment
 from engine.models.decoders.spec import DecoderSpec
 
 LAYOUT = 2  # version of the packed layout, in which pages leave the host (see `pack`); part of the fingerprint
-SEQUENCES = 64  # so many sequences of full context is more than is ever taken unasked
-HOST_TIMES = 4  # so many times the device's pages are more than is ever taken of a host unasked
+SEQUENCES = 64  # unless configured, a pool has room for at most this many sequences of full context
+HOST_TIMES = 4  # unless configured, the host has at most this many times the device's pages
 _SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = (
@@ -33,11 +33,12 @@ _CGROUP = (
 
 
 class PageMemory:
-    """The pages of one layer group: (pages, layers, 2, kv heads, PAGE, dim), a page contiguous in memory.
+    """The pages of one layer group: (pages, layers, 2, kv heads, PAGE, dim), each page contiguous in memory.
 
-    `layers` are the model's layers it holds, `window` is what their rows see; `scale` and `cap` make their scores, as
-    the spec has it. Keys and values are as torch and Triton
-    read them, or `packed`, as the compiled kernels do. On a host the memory is taken when a page is first written.
+    `layers` are the numbers of the group's layers in the model, `window` is the number of positions that a row sees
+    (None: all); `scale` and `cap` are the factor and the soft cap of attention scores (see `DecoderSpec`). Keys and
+    values have the plain layout, which torch and Triton read, or are `packed` for the compiled kernels. A host
+    allocates the memory of a page when the page is first written.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PageMemory:
         segment: MemorySegment | None = None,
         packed: bool = False,
     ) -> None:
-        """Take the memory: a host's of a `segment` if given, at `offset` bytes, pinned where CUDA is."""
+        """Allocate the memory: part of a host's `segment`, if given, else of `device`."""
         self.segment = segment
         self.packed = packed
         self.window = window
@@ -61,7 +62,7 @@ class PageMemory:
         self.scale, self.cap = spec.attention_scale, spec.score_cap
         shape = (pages, len(layers), 2, spec.kv_heads, PAGE, spec.head_dim)
         self.offset = 0
-        # Of every layer of a page, how often it was written other than by attention that appends a row.
+        # By page and layer: the number of writes other than attention's appended rows.
         self.versions: NDArray[np.uint32] | None = None
         if segment is None:
             self.data = _zeros(shape, dtype, device)
@@ -75,7 +76,7 @@ class PageMemory:
 
     @property
     def pages(self) -> int:
-        """How many pages there are."""
+        """The number of pages."""
         return self.data.shape[0]
 
     def raw(self) -> NDArray[np.uint8]:
@@ -85,12 +86,12 @@ class PageMemory:
         return found
 
     def blocks(self, tables: Tensor) -> Tensor:
-        """Return, for page ids (sequences, L), indices of each head's key block in layer 0, to be passed to `read`."""
+        """Return the indices of each head's key block in layer 0, for `read`, of page ids (sequences, L)."""
         first = tables * (len(self.layers) * 2 * self.kv_heads)
         return (first[:, None, :] + self._heads[None, :, None]).reshape(-1)
 
     def read(self, layer: int, blocks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """Return K and V, (sequences * kv heads, 1, tokens, dim), of a layer (counted in the group)."""
+        """Return K and V, (sequences * kv heads, 1, tokens, dim), of a layer, numbered within the group."""
         at = blocks + layer * 2 * self.kv_heads
         dim = self.data.shape[-1]
         keys, values = (
@@ -103,18 +104,18 @@ class PageMemory:
         return keys.reshape(shape), values.reshape(shape)
 
     def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
-        """Return, for rows' page ids and offsets in them, indices to be passed to `write`."""
+        """Return the indices for `write` of rows, given their page ids and their offsets in those pages."""
         first = pages * (len(self.layers) * 2 * self.kv_heads)
         heads = torch.arange(self.kv_heads, device=pages.device)
         return ((first[:, None] + heads) * PAGE + offsets[:, None]).reshape(-1)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store rows (rows, kv heads, dim) of a layer (counted in the group)."""
+        """Store keys and values (rows, kv heads, dim) in a layer, numbered within the group."""
         at, dim = slots + layer * 2 * self.kv_heads * PAGE, keys.shape[-1]
         self._put(at, keys.reshape(-1, dim), values.reshape(-1, dim))
 
     def clear(self, slots: Tensor) -> None:
-        """Zero rows in all layers, so that no number that is not finite stays behind."""
+        """Set rows to zero in all layers, so that no NaN or infinity stays in the pages."""
         nothing = self.data.new_zeros(len(slots), self.data.shape[-1])
         for layer in range(len(self.layers)):
             self._put(slots + layer * 2 * self.kv_heads * PAGE, nothing, nothing)
@@ -122,25 +123,25 @@ class PageMemory:
         self.written(np.unique(pages))
 
     def written(self, pages: Sequence[int] | NDArray[np.int64], layer: int | None = None) -> None:
-        """Note that a layer of pages, or all their layers, were written: to be called after the writing, on any thread.
+        """Count a write to one layer (None: all layers) of pages; called after the write, on any thread.
 
-        Rows that attention appends are not noted.
+        Rows that attention appends are not counted.
         """
         if self.versions is not None:
             self.versions[pages, slice(None) if layer is None else layer] += 1
 
     def form(self, layers: Tensor) -> Tensor:
-        """Return layers of pages that lie as in this pool, (…, 2, kv heads, PAGE, dim), in the packed layout."""
+        """Convert layers of pages (…, 2, kv heads, PAGE, dim) from this pool's layout to the packed layout."""
         return layers if self.packed else pack(layers)
 
     def store(self, page: int, layer: int, packed: Tensor) -> None:
-        """Store one layer of a page (2, kv heads, PAGE, dim) that is in the packed layout."""
+        """Store one layer of a page, (2, kv heads, PAGE, dim), given in the packed layout."""
         there = packed.to(self.data.device, non_blocking=True)
         self.data[page, layer] = there if self.packed else unpack(there)
         self.written([page], layer)
 
     def _put(self, at: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values (n, dim) at indices of keys among all rows of `dim` numbers."""
+        """Store keys and values (n, dim); `at` are the keys' indices among all rows of `dim` numbers."""
         to = at + self.kv_heads * PAGE
         if not self.packed:
             self._slots.index_copy_(0, at, keys)
@@ -161,9 +162,9 @@ def copy_pages(
     targets: Sequence[int],
     target_layer: int,
 ) -> None:
-    """Copy one layer of pages of one type from one pool to another, whatever their layouts and devices.
+    """Copy one layer of pages from one pool to another of the same data type, with any layouts and devices.
 
-    Between devices it is not waited for: the copy is one of the current stream.
+    Between devices the copy runs on the current stream, and this function does not wait for it.
     """
     if pages:
         found = read_layer(source, pages, layer, target.data.device)
@@ -175,7 +176,7 @@ def read_layer(
 ) -> Tensor:
     """Return one layer of pages, (pages, 2, kv heads, PAGE, dim), in the packed layout.
 
-    It is on the device that computes: the source's, or `device`, where they go, if the source's is the CPU.
+    The result is on the source's device, or on the destination `device` if the source is on the CPU.
     """
     here = source.data.device
     if here.type != "cpu" or device.type == "cpu":
@@ -189,7 +190,7 @@ def read_layer(
 
 
 def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Tensor) -> None:
-    """Store one layer of pages that `read_layer` returned."""
+    """Store one layer of pages, as returned by `read_layer`."""
     found, there = packed if target.packed else unpack(packed), target.data.device
     if found.device.type == there.type:
         target.data[_places(pages, there), layer] = found
@@ -200,17 +201,18 @@ def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Te
 
 
 def _places(pages: Sequence[int], device: torch.device) -> list[int] | Tensor:
-    """Return page ids as an index that a device's tensor takes without waiting for the device."""
+    """Return page ids as an index tensor that can be used without a wait for the device."""
     if device.type == "cpu":
         return list(pages)
     return torch.tensor(pages).pin_memory().to(device, non_blocking=True)
 
 
 def pack(pages: Tensor) -> Tensor:
-    """Return layers of pages (…, 2, kv heads, PAGE, dim) in the packed layout, in which the compiled kernels read them.
+    """Convert layers of pages (…, 2, kv heads, PAGE, dim) to the packed layout, which the compiled kernels read.
 
-    Keys lie `[dim][token]` and values `[token][dim]`. In bf16 two neighbours are one unit, since processors multiply
-    pairs: keys lie `[dim / 2][token][2]` and values `[token / 2][dim][2]`. The shape stays that of the plain layout.
+    The packed layout stores keys as `[dim][token]` and values as `[token][dim]`. In bf16 two neighbours form one unit,
+    since processors multiply pairs: keys are `[dim / 2][token][2]` and values `[token / 2][dim][2]`. The tensor keeps
+    the shape of the plain layout.
     """
     unit, dim = _unit(pages), pages.shape[-1]
     keys, values = pages.unbind(-4)
@@ -222,7 +224,7 @@ def pack(pages: Tensor) -> Tensor:
 
 
 def unpack(pages: Tensor) -> Tensor:
-    """Return layers of pages that are in the packed layout in the plain one: `pack` undone."""
+    """Convert layers of pages from the packed to the plain layout, the inverse of `pack`."""
     keys, values = pages.unbind(-4)
     return torch.stack([_unpack_keys(keys), _unpack_values(values)], -4)
 
@@ -246,12 +248,12 @@ def _unit(pages: Tensor) -> int:
 
 
 def page_bytes(spec: DecoderSpec, layers: int, dtype: torch.dtype) -> int:
-    """Return the size of one page of a group of so many layers."""
+    """Return the bytes of one page of a group with `layers` layers."""
     return layers * 2 * spec.kv_heads * PAGE * spec.head_dim * dtype.itemsize
 
 
 def segment_bytes(spec: DecoderSpec, pages: int, dtype: torch.dtype) -> int:
-    """Return the size of a segment that holds so many pages of each layer group."""
+    """Return the bytes of a segment that holds `pages` pages of each layer group."""
     each = (pages * page_bytes(spec, len(layers), dtype) for _, layers in spec.groups)
     return sum(-(-size // LARGE) * LARGE for size in each)
 
@@ -259,9 +261,9 @@ def segment_bytes(spec: DecoderSpec, pages: int, dtype: torch.dtype) -> int:
 def page_count(
     spec: DecoderSpec, kv_bytes: int, *, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Return how many pages each group gets of `kv_bytes` (0: a share of what is free); ConfigError if none.
+    """Return how many pages each group gets from `kv_bytes` (0: a share of free memory); ConfigError if none.
 
-    The share is a quarter of a host's available memory, or 0.8 of a device's free memory, and no more than 64
+    The share is a quarter of a host's available memory, or 0.8 of a device's free memory, but never more than 64
     sequences of full context need.
     """
     each = sum(page_bytes(spec, len(layers), dtype) for _, layers in spec.groups)
@@ -285,9 +287,9 @@ def page_count(
 
 
 def host_page_count(host_bytes: int | None, pages: int, page_size: int) -> int:
-    """Return how many pages each group gets of `host_bytes` of host memory beside `pages` on the device.
+    """Return how many pages each group gets from `host_bytes` of host memory, when the device has `pages` pages.
 
-    None takes a quarter of the available memory, and no more than four times what the device has.
+    `host_bytes` None stands for a quarter of the available memory, but at most four times the device's pages.
     """
     if host_bytes is not None:
         return host_bytes // page_size
@@ -296,7 +298,7 @@ def host_page_count(host_bytes: int | None, pages: int, page_size: int) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes this process can still take: the machine's, or its cgroup's if that is less."""
+    """Return the bytes that this process can still allocate: the machine's, or its cgroup's if fewer."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for line in _text(_MEMINFO).splitlines():
         if line.startswith("MemAvailable:"):
@@ -309,7 +311,7 @@ def available_memory() -> int:
 
 
 def _inactive(statistics: str) -> int:
-    """Return the bytes of file cache that a cgroup gives up when asked for memory."""
+    """Return the bytes of file cache that a cgroup frees when its processes need memory."""
     fields = dict(line.split()[:2] for line in statistics.splitlines() if line.count(" "))
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 
@@ -324,8 +326,8 @@ def _text(path: Path) -> str:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Memory that is already zero and not touched yet, in large pages where there are such; torch would fill it.
-    # Private: shared memory gets no huge pages unless the system is told to give it some.
+    # An anonymous mapping is zero without being touched, and has large pages where the system offers them; torch.zeros
+    # would write to all of it. Private: shared memory gets huge pages only if the system is configured so.
     size = math.prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -338,7 +340,7 @@ def _part(
 ) -> Tensor:
     found = _mapped(segment.memory, offset, shape, dtype)
     if torch.cuda.is_available() and found.numel():
-        # Pinned memory is what a device copies from and to beside its computing.
+        # The device copies from and to pinned memory while it computes.
         torch.cuda.cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0)  # type: ignore[no-untyped-call]
     return found
 

@@ -1,4 +1,4 @@
-"""`paged_attention` in plain torch: the reference that every other implementation is tested against."""
+"""`paged_attention` in plain torch: the reference against which every other implementation is tested."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.kernels.page_memory import PageMemory
 
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan) -> Tensor:
-    """Attend with rows (rows, heads, dim) over the pages of one layer (counted in its group).
+    """Attend with rows (rows, heads, dim) over the pages of one layer, numbered within its group.
 
-    Any positions, any page placement, grouped heads and windows: `plan` says who sees what. K and V of this step's
-    rows must have been written. Returns (rows, heads, dim), in the type of `q`.
+    The `plan` holds which rows see which tokens, for any positions, page placement and windows; heads may be grouped.
+    K and V of this step's rows must already be written. Returns (rows, heads, dim), in the data type of `q`.
     """
     out = torch.empty_like(q)
     heads, dim = q.shape[1:]
@@ -42,7 +42,7 @@ def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan
 def _capped(
     rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kv_pages: PageMemory
 ) -> Tensor:
-    """Attend with scores x that become cap * tanh(x / cap) before the mask."""
+    """Attend with soft-capped scores: score x becomes cap * tanh(x / cap) before the mask."""
     scores = rows @ keys.transpose(-1, -2) * (kv_pages.scale / kv_pages.cap)
     scores = kv_pages.cap * torch.tanh(scores) + mask
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(rows.dtype) @ values

@@ -1,6 +1,6 @@
-"""The C++ sources of the engine's kernels, and the processors each build needs.
+"""The C++ sources of the engine's kernels, and the processor features that each build needs.
 
-`python -m engine.kernels.sources` builds libraries beside the sources for any processor that can run them.
+`python -m engine.kernels.sources` builds all libraries, for every kind of processor, beside their sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENCODER = KernelSource(
 
 
 def _builds(path: Path) -> tuple[KernelSource, ...]:
-    """Return the builds of a source: the first that a processor can run is the best; the last is plain C++."""
+    """Return the builds of a source, the fastest first; the last build is plain C++ and runs on every processor."""
     return (
         KernelSource(
             path,

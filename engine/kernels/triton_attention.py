@@ -1,7 +1,8 @@
-"""`paged_attention` on CUDA, in Triton: any positions, page tables and windows, grouped heads, chunks of pages apart.
+"""`paged_attention` on CUDA, in Triton, for any positions, page tables and windows, with grouped heads.
 
-Each program takes some rows of a sequence, the query heads on one head of K and V, and a chunk of pages; what the
-chunks give is merged. Triton's interpreter runs the same kernel without a device (TRITON_INTERPRET=1), for tests.
+Each program computes some rows of a sequence, the query heads that share one head of K and V, and one chunk of pages;
+the results of the chunks are then merged. Triton's interpreter runs the same kernel without a GPU
+(TRITON_INTERPRET=1), for tests.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.page_memory import PageMemory
 
 CHUNK = 16  # pages
-QUERIES = 64  # query heads of a program
+QUERIES = 64  # query heads of one program, over all its rows
 _NOTHING = -1.0e30
 _INTERPRETED = bool(
     triton.knobs.runtime.interpret
-)  # it multiplies the bits of bf16 as if they were numbers
+)  # the interpreter multiplies the bits of bf16 as if they were integers
 _ROWS, _FROM, _TO = 1, 3, 4
 
 
 class Blocks(NamedTuple):
-    """One layer group's share of a step: its rows' positions, where their K and V go, who looks at which pages.
+    """The attention plan of one layer group in a step: positions of rows, slots for their K and V, blocks of rows.
 
-    `blocks` (blocks, 5): first row, rows, where the page table begins, and the logical pages from and to. `longest` is
-    the largest number of rows of a block, `chunks` of chunks. `long` says which rows are those of long texts, if any.
+    `blocks` (blocks, 5): first row, number of rows, start of the page table, first logical page, end of the logical
+    pages. `longest` is the largest number of rows in a block, `chunks` the largest number of chunks. `long` marks the
+    rows of long texts; None: no row.
     """
 
     slots: Tensor
@@ -51,10 +53,10 @@ def plan_blocks(
     shared: int,
     device: torch.device | None = None,
 ) -> list[Blocks]:
-    """Work out a step for every layer group; `shared` query heads are on one head of K and V.
+    """Plan a step's attention for every layer group; `shared` query heads share one head of K and V.
 
-    The tensors are on `device`, or where the pools are. ValueError if positions do not rise, a page that a row needs
-    is not there, or pages are packed.
+    The tensors are on `device`, by default the pools' device. ValueError if positions do not rise, a page that a row
+    needs is missing, or pages are packed.
     """
     if any(pool.packed for pool in pools):
         raise ValueError("Triton's kernel reads plain pages; these are packed")
@@ -86,7 +88,7 @@ def plan_blocks(
 
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Tensor:
-    """Attend with rows (rows, heads, dim) over the pages of one layer, as the reference of the same name does."""
+    """Attend with rows (rows, heads, dim) over one layer's pages, as `reference_attention.paged_attention` does."""
     sums, row_max, row_sum = attend_partly(q, kv_pages, layer, plan)
     top = row_max.amax(0)
     weights = torch.exp(row_max - top)
@@ -156,7 +158,7 @@ def _attend(  # type: ignore[no-untyped-def]
             physical = tl.load(tables + table + page)
             present = (
                 physical + 0 * t >= 0
-            )  # as many as there are tokens: the interpreter joins no scalar
+            )  # one element per token: the interpreter cannot join a scalar
             base = pages + physical.to(tl.int64) * page_stride + layer_at + head * PAGE_ * DIM
             where = t[:, None] * DIM + d[None, :]
             shown = inside[None, :] & present[:, None]

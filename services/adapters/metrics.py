@@ -1,4 +1,4 @@
-"""Metrics of batches and steps: a process declares them once, and each of its loops uses them on its own lane."""
+"""Metrics of batches and steps, declared once in a process, and labelled by lane and model for each of its loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """The metrics of one lane and one model; `depth`, `cost` and `explained` are shown once there is a record."""
+    """The metrics of one lane and one model; `depth`, `cost` and `explained` have values once a record is published."""
 
     lane: str
     missed: Counter
@@ -35,7 +35,7 @@ class LaneMetrics:
     output: Counter
 
     def publish(self, record: WorkerRecord) -> None:
-        """Show a worker's depths and costs, as its record has them."""
+        """Set the metrics of a worker's depths and costs from its record."""
         self.depth_items.set(record.depth_items)
         self.depth_tokens.set(record.depth_tokens)
         self.depth.labels(self.lane, "queries").set(record.depth_queries)
@@ -47,7 +47,7 @@ class LaneMetrics:
 
 
 class WorkMetrics:
-    """The metrics of one process: batches, tokens, costs, and how well the seconds of a batch were predicted."""
+    """The metrics of one process: batches, tokens, costs, and the accuracy of predicted batch seconds."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -102,7 +102,7 @@ class WorkMetrics:
             "Seconds in which the device's thread ran no task, counted when the next one begins.",
             registry=registry,
         )
-        self._device: dict[str, tuple[Histogram, Counter]] = {}  # by kind: `labels` is slow
+        self._device: dict[str, tuple[Histogram, Counter]] = {}  # by kind, since `labels` is slow
         self._cost = Gauge(
             "spillway_cost_seconds",
             "What a batch costs: beta, alpha_items and alpha_tokens each, and the margin for being late.",
@@ -123,7 +123,7 @@ class WorkMetrics:
         )
 
     def device_ended(self, kind: str, times: TaskTimes) -> None:
-        """Note the times of a task of one kind that the device has run."""
+        """Record the times of a task of this kind that the device has run."""
         if kind not in self._device:
             self._device[kind] = self._device_wait.labels(kind), self._device_busy.labels(kind)
         wait, busy = self._device[kind]
@@ -132,7 +132,7 @@ class WorkMetrics:
         self._device_idle.inc(times.idle_s)
 
     def on(self, lane: str, model: str) -> LaneMetrics:
-        """Return these metrics under the labels of one lane and one model."""
+        """Return the metrics with the labels of one lane and one model."""
         return LaneMetrics(
             lane=lane,
             missed=self._missed.labels(lane),

@@ -1,4 +1,4 @@
-"""A worker process of either lane: load its models, measure them, register, serve its lanes, drain."""
+"""The worker process of the gpu or cpu lane: loads its models, measures them, registers, serves its lanes, drains."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from services.adapters.encode.loop import EmbeddingLoop, with_capacity
 from services.adapters.metrics import WorkMetrics
 
 NONE = "none"  # the name of a model that is not served
-# The device's thread needs the interpreter between its calls; 5 ms behind the event loop each time is too long.
+# The device's thread needs the interpreter between its calls; a wait of 5 ms for the event loop each time is too long.
 _SWITCH_S = 0.0005
 _log = log.get("work")
 
 
 class WorkerLoop(Protocol):
-    """A loop that reads one family's lanes and does their jobs."""
+    """A loop that reads one family's lanes and executes the jobs."""
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end within `drain_s` the jobs that run, and hand over the rest."""
+        """Work until `stopping`; then finish running jobs within `drain_s` seconds, and hand over the rest."""
 
 
 class ExtraModel(Protocol):
-    """A model that a process serves beside its encoders, on the same device."""
+    """A model that a process serves in addition to its encoders, on the same device."""
 
     def load(self) -> None:
-        """Load and measure the model, on the device's thread; ConfigError names the setting that cannot be had."""
+        """Load and measure the model, on the device's thread; ConfigError names a setting that cannot be met."""
 
     async def attach(self, bus: Bus, device: DeviceQueue) -> WorkerLoop:
         """Publish the model's card, register, and return the model's loop."""
 
 
 def load_models(config: WorkerConfig) -> list[EncoderModel]:
-    """Load the encoder, unless it is "none", and the cross-encoder if one is configured.
+    """Load the encoder, unless it is "none", and the cross-encoder, if one is configured.
 
-    ConfigError names the setting that cannot be had.
+    ConfigError names a setting that cannot be met.
     """
     for name in ("embed_slo_s", "alpha", "alpha_tokens", "beta", "sigma", "drain_s"):
         if not math.isfinite(getattr(config, name)):
@@ -115,7 +115,7 @@ async def serve(
 ) -> None:
     """Run one worker of `service` on `lane` until `stopping`, then drain; ConfigError if it cannot start.
 
-    TaskEnded if a background task ended by itself.
+    TaskEnded if a background task ended without being told to.
     """
     sys.setswitchinterval(_SWITCH_S)
     worker = _Worker(config, service, stopping, lane, metrics, beside)
@@ -135,7 +135,7 @@ async def serve(
 
 
 class _Worker:
-    """One worker process, from loading its models to the end of its drain."""
+    """One worker process, from the loading of its models to the end of its drain."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class _Worker:
     ) -> None:
         self._config, self._service, self._stopping = config, service, stopping
         self._lane, self._metrics, self._beside = lane, metrics, beside
-        # The router and the bus serve every request, also those it must refuse: encoders, whose batches the clients
-        # of a burst share, take the cores that these leave. A generator's steps are too short to be interrupted.
+        # The router and the bus serve every request, also the refused ones; so encoders run at lower priority, on the
+        # cores that router and bus leave. A generator's steps are too short to be interrupted.
         self.device = DeviceQueue(ended=metrics.device_ended, yields=beside is None)
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
@@ -185,7 +185,7 @@ class _Worker:
             )
 
     async def _attach(self, bus: Bus, model: EncoderModel, capacity: EncoderCapacity) -> None:
-        """Publish an encoder's card, register as a worker of its family, and build its loop."""
+        """Publish an encoder's card, register a worker in the encoder's family, and return its loop."""
         config = self._config
         card = model.card(created_ms=bus.clock.now_ms(), partitions=config.partitions)
         await Models(bus).publish(card, model.tokenizer_json())
@@ -216,7 +216,7 @@ class _Worker:
         )
 
     async def run(self, bus: Bus, health: Health) -> None:
-        """Register, and run all loops until the stop and through the drain."""
+        """Register, and run all loops until `stopping` and through the drain."""
         for model, capacity in self._encoders:
             await self._attach(bus, model, capacity)
         if self._beside is not None:

@@ -1,4 +1,4 @@
-"""Start one kv_store: parse, build, run."""
+"""The entry point of a kv_store process: reads the configuration, builds the service and runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def work(config: StoreConfig, instance: str, stopping: asyncio.Event) -> N
 
 
 def main() -> int:
-    """Run the service; returns the process' exit status."""
+    """Run the service; return the process' exit status."""
     return run_service(StoreConfig, "kv_store", work)
 
 

@@ -1,4 +1,4 @@
-"""The handler of jobs on sessions, from the lane `{sessions/0}:lane:kv`: it does a job and ends it with its result."""
+"""The handler of jobs on sessions from the lane `{sessions/0}:lane:kv`: executes each job and ends it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _log = log.get("kv_store")
 
 
 class SessionJobHandler:
-    """Does jobs on sessions and on the locations of pages."""
+    """Executes jobs on sessions and on the locations of pages."""
 
     def __init__(self, store: SessionStore, places: PageLocations) -> None:
         self._store, self._places, self._clock = store, places, store.bus.clock
 
     async def serve(self, worker: Worker, lease: Lease) -> None:
-        """Do one job and end it."""
+        """Execute one job and end it."""
         began, op = self._clock.monotonic(), "unknown"
         try:
             work = _understood(lease)
@@ -55,7 +55,7 @@ class SessionJobHandler:
             metrics.SECONDS.labels(op).observe(self._clock.monotonic() - began)
 
     async def _persist(self, worker: Worker, lease: Lease, work: SessionWork) -> bytes:
-        """Do a job; repeat the job until its deadline while the bus is away or full: every part is repeatable."""
+        """Execute a job; while the bus is away or full, repeat it until its deadline: every part is repeatable."""
         while True:
             try:
                 if work.op == "places":

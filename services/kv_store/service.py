@@ -1,4 +1,4 @@
-"""Assemble kv_store: open the bus, read the lane of sessions, sweep, keep the pages, drain."""
+"""The kv_store service, assembled: opens the bus, reads the lane of sessions, sweeps, keeps the pages, drains."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BETA_S = 0.05
 async def serve(config: StoreConfig, instance: str, stopping: asyncio.Event) -> None:
     """Run one kv_store until `stopping`, then drain; ConfigError if it cannot start.
 
-    TaskEnded if a background task ended by itself.
+    TaskEnded if a background task ended without being told to.
     """
     work = partial(_work, config, stopping)
     await serve_on_bus(config, SERVICE, instance, stopping, work, waits_for=("bus", "lane"))

@@ -1,1 +1,1 @@
-"""Executors: they compute the steps that the scheduler plans."""
+"""Executors, which compute the steps that the scheduler plans: for loaded models, and for the sim device."""

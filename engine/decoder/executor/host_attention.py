@@ -1,4 +1,4 @@
-"""Attention of a part of a step's rows on the host, beside what the device computes (NEO, section 3)."""
+"""Attention on the host for some of a step's rows, while the device computes others (NEO, section 3)."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from engine.models.decoders.spec import DecoderSpec
 
 
 class HostSpan(NamedTuple):
-    """When one layer's attention began and ended on the host, in seconds of the clock that does not go back."""
+    """The begin and end of one layer's attention on the host, in seconds of the monotonic clock."""
 
     begin_s: float
     end_s: float
 
 
 class HostResult(Protocol):
-    """Attention that was submitted."""
+    """The result of submitted attention."""
 
     def wait(self) -> HostSpan:
-        """Return once the result is written; raises what the attention raised."""
+        """Wait until the result is written, or raise the error of the attention."""
 
 
 class HostSubBatch(Protocol):
-    """The sequences of one sub-batch that are attended on the host, with their page tables, in one step."""
+    """One sub-batch's sequences that the host attends to in one step, with their page tables."""
 
     def submit(
         self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
     ) -> HostResult:
-        """Begin to attend in layer `at` of a group, after what was submitted before, and return at once.
+        """Queue attention in layer `at` of a group, after all earlier submissions, and return at once.
 
-        If `ready` is given, `joined` is read only after it has returned, on whatever thread: it is on its way.
+        If `ready` is given, it is called, on any thread, to wait for `joined`, which is still being copied.
 
         `joined` is fp32 (rows, heads + 2 * kv heads, dim): queries, keys and values. Keys and values go to their
         absolute places in the pages first, so that a layer may be submitted again. The result, fp32 (rows, heads, dim),
@@ -49,19 +49,19 @@ class HostSubBatch(Protocol):
 
 
 class HostAttention(Protocol):
-    """Attends to pages in host memory. Whoever computes the step is the only caller."""
+    """An implementation of attention to pages in host memory; only the compute thread calls it."""
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
-        """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
+        """Prepare a sub-batch once for all layers; ValueError if a page that a row needs is missing."""
 
     def close(self) -> None:
         """Stop; nothing is under way."""
 
 
 class HostAttentionThread:
-    """Attends by the compiled kernels on a thread of this process, and threads of its own beside that one.
+    """Attention by the compiled kernels on a thread of this process, which starts further threads.
 
-    The kernels run without the interpreter's lock. Threads take equal numbers of pages.
+    The kernels run without the interpreter's lock. All threads take equal numbers of pages.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class HostAttentionThread:
         threads: int = 1,
         cores: Sequence[int] = (),
     ) -> None:
-        """Attend to pages of `pools`, packed, one for each layer group; `cores` are those it may use (none: all)."""
+        """Attend to pages of packed `pools`, one for each layer group; `cores` are the usable cores (empty: all)."""
         self._kernels, self._spec, self._pools = kernels, spec, list(pools)
         self._threads = threads
         self._thread = ThreadPoolExecutor(1, "host-attention", _keep_to, (tuple(cores),))
 
     def plan(self, queries: Sequence[QueryRows]) -> _ThreadSubBatch:
-        """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
+        """Prepare a sub-batch once for all layers; ValueError if a page that a row needs is missing."""
         planned = PlannedAttention(
             self._kernels, self._spec, queries, self._pools, threads=self._threads, even=True
         )
@@ -118,6 +118,6 @@ class _ThreadResult:
 
 
 def _keep_to(cores: tuple[int, ...]) -> None:
-    """Keep this thread, and those that it starts, to some cores, where the system can."""
+    """Restrict this thread, and threads that it starts, to some cores, if the system supports it."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""The link between the device that computes and host memory: on CUDA copies run on a stream of their own."""
+"""The link between the computing device and host memory: on CUDA copies run on a stream of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Ready = Callable[[], object]
 
 
 class HostLink:
-    """Orders copies between a device and host memory; one thread begins them.
+    """Orders copies between a device and host memory; one thread starts all copies.
 
-    On CUDA they run one after another beside what the device computes, and what they write to the host is there after
-    `wait`. On the CPU they are done when they return.
+    On CUDA copies run one after another while the device computes; host memory that they write may be read after
+    `wait`. On the CPU a copy is done when its call returns.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,15 +25,15 @@ class HostLink:
 
     @property
     def beside(self) -> bool:
-        """Whether copies run beside what the device computes."""
+        """True if copies run while the device computes."""
         return self._stream is not None
 
     @contextmanager
     def copying(self, *, after: bool, before: bool) -> Iterator[None]:
-        """Begin copies within.
+        """Start copies within this context.
 
-        They come `after` all that the device was given to compute so far, and `before` all that it is given later; what
-        is neither computes beside them.
+        With `after` the copies wait for all work that the device was given so far; with `before` all later work waits
+        for the copies. Without them work and copies run at the same time.
         """
         if self._stream is None:
             yield
@@ -47,13 +47,13 @@ class HostLink:
             computing.wait_stream(self._stream)
 
     def mark(self) -> Ready:
-        """Return what returns once the copies begun so far are done; only where they run `beside`."""
+        """Return a function that waits for the copies started so far; call this only if copies run `beside`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event.synchronize
 
     def room(self, *shape: int) -> Tensor:
-        """Return host memory for fp32 numbers that copies beside computing can read and write."""
+        """Return host memory for fp32 numbers, pinned if copies run beside computing."""
         return torch.empty(*shape, pin_memory=self.beside)
 
     def wait(self) -> None:
@@ -63,10 +63,10 @@ class HostLink:
 
 
 class HostRows:
-    """The way to the host and back of a sub-batch's rows, layer by layer.
+    """A sub-batch's rows on their way to the host and back, layer by layer.
 
-    `joined` are queries, keys and values in host memory once `ready` has returned (None: now), and `result` is where
-    the host writes what it attended. A layer's result was brought back before the next layer's rows are sent.
+    `joined` holds queries, keys and values in host memory once `ready` has returned (None: at once); the host writes
+    its attention to `result`. A layer's result is brought back before the next layer's rows are sent.
     """
 
     def __init__(self, link: HostLink, rows: int, heads: int, kv_heads: int, dim: int) -> None:
@@ -77,8 +77,8 @@ class HostRows:
         self._sent = self.joined
 
     def send(self, joined: Tensor) -> None:
-        """Begin to copy rows (rows, heads + 2 * kv heads, dim) to the host, as fp32."""
-        # Kept until the next layer's: it is being read.
+        """Start copying rows (rows, heads + 2 * kv heads, dim) to the host, as fp32."""
+        # Kept until the next layer, since the copy is reading it.
         self._sent = joined.float()
         if not self._link.beside:
             self.joined = self._sent
@@ -88,5 +88,5 @@ class HostRows:
         self.ready = self._link.mark()
 
     def bring(self, out: Tensor) -> None:
-        """Write the result to `out`, (rows, heads, dim) on the device, before what it computes from now on."""
+        """Copy the result to `out`, (rows, heads, dim) on the device; the device's later work waits for the copy."""
         out.copy_(self.result.to(self._link.device, non_blocking=True))

@@ -1,4 +1,4 @@
-"""The executor's interface, between scheduling and computing: batches of sequences in, drawn tokens out. No torch."""
+"""The interface of executors, between scheduling and computing: batches of sequences in, drawn tokens out. No torch."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from common.types.model_card import ModelCard
 
 
 class TokenFilter(Protocol):
-    """Which tokens may follow others in an answer; only the compute thread calls it."""
+    """A filter of the tokens that may follow in an answer; only the compute thread calls it."""
 
     def allowed(self, output: Sequence[int]) -> bytes | None:
-        """Return which token ids may follow `output`, one bit each, the lowest bit first; None if all may.
+        """Return one bit for each token id, lowest bit first: whether it may follow `output`; None if all may.
 
-        Raises TokenFilterError if none may.
+        Raises TokenFilterError if no token may follow.
         """
 
 
 class TokenFilterError(Exception):
-    """A filter that cannot tell which tokens may follow, or allows none; the message says why."""
+    """The error of a filter that cannot tell which tokens may follow, or allows none; the message has the reason."""
 
 
 class SamplingRequest(NamedTuple):
-    """How to draw one token from the logits of a sequence's last row.
+    """A request to draw one token from the logits of a sequence's last row.
 
     `position` is the absolute position of the token being drawn; with seed and choice it keys the random numbers, so
     a draw does not depend on the batch. `prompt` and `output` (tokens so far) are for penalties; `banned` ids are not
-    allowed now (the stop ids while `min_new` is not reached); `logprobs` is how many alternatives to report, -1 none.
-    `grammar` says which ids may follow `output`.
+    allowed now (the stop ids while `min_new` is not reached); `logprobs` is the number of alternatives to report, -1
+    for none. `grammar` filters the ids that may follow `output`.
     """
 
     sampling: SamplingParams
@@ -50,7 +50,8 @@ class SamplingRequest(NamedTuple):
 
 
 LocalTier = Literal["device", "host"]
-# A helper process; this process, since the helper was late or had gone; this process, since there was none to ask.
+# helper: a helper process. late: this process, since the helper was late or had gone. worker: this process, without
+# a helper to ask.
 AttendedBy = Literal["helper", "late", "worker"]
 
 
@@ -58,17 +59,18 @@ class SequenceInput(NamedTuple):
     """One sequence's part of a step: compute `tokens` at `positions`, which rise but need not be contiguous.
 
     `pages[g][l]` is the physical page of logical page l (positions l * PAGE ...) in layer group g; -1 is a page that
-    is not resident because no row of this step can see it (windowed out). The pages of all `positions` are there, and
-    their K and V are written before any row of the step attends. `sample` is how to draw from the last row's logits,
-    None if they are not wanted. The last `len(drafts)` of the tokens are guesses: `sample` then belongs to the row
-    before them, and `drafts` to theirs. `ahead` are the draws of further tokens, each of whose rows is computed in
-    this step too, once its token is drawn: their pages are there. Never both `drafts` and `ahead`.
+    is not resident because no row of this step can see it (windowed out). The pages of all `positions` are resident,
+    and their K and V are written before any row of the step attends. `sample` is the request to draw from the last
+    row's logits, None to draw nothing. The last `len(drafts)` tokens are guesses: `sample` then applies to the row
+    before the guesses, and `drafts` to the rows of the guesses. `ahead` are requests to draw further tokens: the row of
+    each is computed in this step too, once its token is drawn, and its page is resident. A sequence never has both
+    `drafts` and `ahead`.
 
     `home` is the tier of all `pages`, to which keys and values are written, and `attended` the tier that attends to
-    them: pages of the host may come to the device layer by layer, those of the device do not go to the host. `part` is
-    the sub-batch, 0 or 1: one is attended on the host while the other computes on the device (NEO, section 3.1).
-    Only `execute_staged` takes sequences in two parts, or at home on the host, and none of those has tokens `ahead`.
-    A text is `long` that is longer than the model's short context: all its rows, and all its pages, are of that kind.
+    these pages: host pages may be copied to the device layer by layer, but device pages never to the host. `part` is
+    the sub-batch, 0 or 1: the host attends to one while the device computes the other (NEO, section 3.1). Only
+    `execute_staged` takes sequences in two parts, or at home on the host, and none of these has tokens `ahead`. A text
+    is `long` if it exceeds the model's short context: then all its rows and pages use the long frequencies.
     """
 
     tokens: Sequence[int]
@@ -86,8 +88,8 @@ class SequenceInput(NamedTuple):
 class SampledToken(NamedTuple):
     """A drawn token, its log probability under the raw logits, and the likeliest alternatives, likeliest first.
 
-    Without `SamplingRequest.logprobs` the probability is 0.0 and `top` is empty. `then` are the tokens drawn after it
-    in the same step: because the guesses up to them were right, or because they were asked for (`ahead`).
+    Without `SamplingRequest.logprobs` the log probability is 0.0 and `top` is empty. `then` are the tokens drawn after
+    this one in the same step: after right guesses, or as requested by `ahead`.
     """
 
     token: int
@@ -97,7 +99,7 @@ class SampledToken(NamedTuple):
 
 
 def run_of(rows: SequenceInput, drawn: Sequence[SampledToken]) -> SampledToken:
-    """Return the first token drawn for a sequence, and then those after right guesses."""
+    """Return the first token drawn for a sequence, followed by the tokens after right guesses."""
     guesses = rows.tokens[len(rows.tokens) - len(rows.drafts) :]
     count = 1
     for guess, before in zip(guesses, drawn, strict=False):
@@ -108,10 +110,10 @@ def run_of(rows: SequenceInput, drawn: Sequence[SampledToken]) -> SampledToken:
 
 
 class EarlyEnd:
-    """Asks a step of several tokens a sequence to end after the one it is at; any thread may ask."""
+    """A request to end a step of several tokens per sequence after its present token; any thread may ask."""
 
     def __init__(self) -> None:
-        self.flag = ctypes.c_int64(0)  # compiled kernels read it too
+        self.flag = ctypes.c_int64(0)  # compiled kernels read the flag, too
 
     @property
     def asked(self) -> bool:
@@ -119,7 +121,7 @@ class EarlyEnd:
         return bool(self.flag.value)
 
     def ask(self) -> None:
-        """Let the step end; it draws no token more than the one it is at."""
+        """End the step after the token that it is computing."""
         self.flag.value = 1
 
 
@@ -129,7 +131,7 @@ Draw = Callable[[Sequence[SequenceInput]], Sequence[SampledToken | None]]
 def draw_several(
     batch: Sequence[SequenceInput], draw: Draw, early: EarlyEnd | None = None
 ) -> list[SampledToken | None]:
-    """Draw a token of each sequence, then those `ahead`, one after another; `draw` gives one of each of its rows."""
+    """Draw a token of each sequence, then the tokens `ahead`, one after another, each by a call of `draw`."""
     drawn = list(draw(batch))
     then: list[list[SampledToken]] = [[] for _ in batch]
     for number in range(max(len(rows.ahead) for rows in batch)):
@@ -156,12 +158,12 @@ def _next(rows: SequenceInput, drawn: Sequence[SampledToken | None]) -> Sequence
 
 
 class ModelShape(NamedTuple):
-    """The shape of a loaded model, as far as the scheduler needs it.
+    """The shape of a loaded model: the numbers that the scheduler needs.
 
-    Layer groups share a page table: `windows[g]` is the number of positions a row of group g sees, itself included
-    (None: all); `page_bytes[g]` is the size of one page of it; `pages` is how many physical pages, numbered from 0,
-    *each* group has. `context` is the longest sequence, `vocabulary` the number of token ids. `host_pages` is how many
-    pages each group has in host memory.
+    The layers of a group share a page table: `windows[g]` is the number of positions that a row of group g sees, itself
+    included (None: all); `page_bytes[g]` is the size of one page of the group; `pages` is the number of physical pages,
+    numbered from 0, of *each* group. `context` is the length of the longest sequence, `vocabulary` the number of token
+    ids. `host_pages` is the number of each group's pages in host memory.
     """
 
     windows: list[int | None]
@@ -173,7 +175,7 @@ class ModelShape(NamedTuple):
 
 
 class PageMove(NamedTuple):
-    """A page of a layer group to be copied: `load` from a host page to a device page, `save` the other way."""
+    """A copy of one page of a layer group: `load` from a host page to a device page, `save` the other way."""
 
     kind: Literal["load", "save"]
     group: int
@@ -183,9 +185,9 @@ class PageMove(NamedTuple):
 
 
 class StepFailed(Exception):
-    """One sequence of a batch could not be computed; `index` is its place in the batch, `code` the kind of error.
+    """The error of one sequence of a batch; `index` is its place in the batch, `code` the kind of error.
 
-    No token was drawn. The step may be executed again without the sequence: writing K and V twice changes nothing.
+    No token was drawn. The step may be executed again without the sequence, since writing K and V twice is harmless.
     """
 
     def __init__(self, index: int, message: str, code: str = "model_error") -> None:
@@ -194,10 +196,10 @@ class StepFailed(Exception):
 
 
 class HomeMoves:
-    """Pages of sequences that change their home in a step; `moves` are loads and saves, `layers` how many are done.
+    """The page copies of sequences that change their home in a step; `layers` counts the layers already copied.
 
-    A layer's pages are all read, and then all written, before the step writes to the layer: a page that a sequence
-    leaves may be taken in the same step. A step that is executed again moves nothing twice.
+    In each layer all pages are read, then all are written, before the step writes to the layer: so a sequence may take
+    a page in the same step in which another sequence leaves it. A step that is executed again copies nothing twice.
     """
 
     def __init__(self, moves: Sequence[PageMove]) -> None:
@@ -205,7 +207,7 @@ class HomeMoves:
 
 
 class PageLoads(Protocol):
-    """Page loads under way; after `wait`, `unsound` holds the loads of pages whose bytes are not those saved."""
+    """Page loads in progress; after `wait`, `unsound` holds the loads whose bytes differ from the saved bytes."""
 
     unsound: set[PageMove]
 
@@ -214,7 +216,7 @@ class PageLoads(Protocol):
 
 
 class PageCopier(Protocol):
-    """Copies pages between device and host, beside the steps; `load_s` is the seconds to load a page from the host."""
+    """Copies pages between device and host, beside the steps; `load_s` is the mean seconds to load a page."""
 
     load_s: float
     moved_bytes: dict[str, int]
@@ -226,30 +228,30 @@ class PageCopier(Protocol):
     def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
         """Copy one page to the host when there are no loads.
 
-        `done` is called on the copier's thread with the move and whether the page is there.
+        `done` is called on the copier's thread with the move and whether it succeeded.
         """
 
     def written(self, pages: Sequence[tuple[int, int]]) -> None:
-        """Note (group, page) of host pages that steps have written: their bytes are now those that are compared.
+        """Make the checksums of host pages, given as (group, page), that steps have written.
 
-        Whatever is asked for later finds the checksums made.
+        They are made before any later task of the copier.
         """
 
     async def value(self, header: Header, tier: LocalTier, page: int) -> bytes:
-        """Return the bytes of a held page in the form of the tiers below the host."""
+        """Return the bytes of a held page, encoded for the tiers below the host."""
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
-        """Write values from a lower tier to host pages; return the errors of those that are not sound."""
+        """Write values from a lower tier to host pages; return the errors of damaged values."""
 
     def layout(self, group: int) -> tuple[int, int]:
-        """Return how many layers a page of a group has, and the bytes of one."""
+        """Return the number of layers of a group's page, and the bytes of one layer."""
 
 
 class Executor(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it.
 
-    `exact` says that a row's bits depend on nothing beside it, so that guessed tokens may be computed with it;
-    `grammars` that draws keep to `SamplingRequest.grammar`.
+    `exact`: a row's bits do not depend on other rows, so that guessed tokens may be computed beside it. `grammars`:
+    draws obey `SamplingRequest.grammar`.
     """
 
     name: str
@@ -270,13 +272,13 @@ class Executor(Protocol):
     ) -> list[SampledToken | None]:
         """Run one step over all sequences and draw where asked, in the batch's order.
 
-        A layer waits for its pages that are being loaded. Tokens `ahead` are left out once `early` is asked for. A
-        sequence appears at most once in a batch. Raises only what a step can cause: StepFailed, if one sequence's
-        numbers are not finite, and memory errors.
+        Each layer waits for its pages in `loading`. After `early` is asked, no further tokens `ahead` are drawn. A
+        sequence appears at most once in a batch. Raises StepFailed, if one sequence's numbers are not finite, and
+        memory errors.
         """
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
-        """Return the model's card, by which the router renders, tokenizes and names families."""
+        """Return the model's card, from which the router renders, tokenizes and names families."""
 
     def tokenizer_json(self) -> bytes:
         """Return the bytes of tokenizer.json."""
@@ -286,9 +288,9 @@ StageName = Literal["before", "device", "staged", "host", "after"]
 
 
 class StageTime(NamedTuple):
-    """When one stage of one sub-batch's layer ran, in seconds of the clock that does not go back.
+    """The time of one stage of one sub-batch's layer: begin and end in seconds of the monotonic clock.
 
-    `before` and `after` attention lie the parts that read weights; `device`, `staged` (pages come from the host) and
+    The stages `before` and `after` attention read weights; `device`, `staged` (with pages copied from the host) and
     `host` are attention.
     """
 
@@ -299,15 +301,15 @@ class StageTime(NamedTuple):
     end_s: float
 
 
-# Over a link: rows and pages that are sent, and results that come back.
+# Bytes over a link: rows and pages sent, results received.
 Moved = Literal["rows", "pages", "results"]
 
 
 class HelperLink(NamedTuple):
-    """The way to a helper that attends on the host.
+    """The link to a helper that attends on the host.
 
-    `cost` are the seconds of a layer's way there and back, by bytes as tokens: 0 where memory is shared. `row_bytes`
-    are those of a row's Q, K, V and O of a layer, `page_bytes` those of a page of all layers; `moved` counts bytes.
+    `cost` are a layer's round-trip seconds, by bytes as tokens; 0 over shared memory. `row_bytes` is the size of a
+    row's Q, K, V and O in one layer, `page_bytes` the size of a page in all layers; `moved` counts bytes by kind.
     """
 
     kind: ChannelKind
@@ -318,24 +320,24 @@ class HelperLink(NamedTuple):
 
 
 class StagedExecutor(Executor, Protocol):
-    """An executor that can attend to a part of the sequences on the host.
+    """An executor that can attend to some of the sequences on the host.
 
-    `attended` counts rows by the tier that attended to them, in steps in stages.
+    `attended` counts the rows of steps in stages by the tier that attended to them.
     """
 
     attended: dict[LocalTier, int]
 
     @property
     def host_layers(self) -> Mapping[AttendedBy, int]:
-        """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
+        """The sub-batch layers attended on the host, counted by who attended; empty if no helper may attach."""
 
     @property
     def helper_link(self) -> HelperLink | None:
-        """The way to the helper that is attached; None without one."""
+        """The link to the attached helper; None without a helper."""
 
     @property
     def stage_times(self) -> Sequence[StageTime]:
-        """The stages of the last step that was executed in stages."""
+        """The timed stages of the last step in stages."""
 
     def execute_staged(
         self,
@@ -345,6 +347,6 @@ class StagedExecutor(Executor, Protocol):
     ) -> list[SampledToken | None]:
         """Run one step layer by layer, in at most two sub-batches, and draw where asked, in the batch's order.
 
-        The result is that of `execute` wherever the sequences are at home, and raises what that raises, and ValueError
-        for a page that no tier can attend to. All `moves` are done even if it raises; `batch` may then be empty.
+        Results and errors are those of `execute`, whatever the sequences' homes; also ValueError for a page that no
+        tier can attend to. All `moves` are done even after an error. `batch` may be empty if there are moves.
         """

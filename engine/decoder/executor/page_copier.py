@@ -1,4 +1,4 @@
-"""The page copier: moves pages between device and host on its own thread, loads first, layer by layer, all checked."""
+"""The page copier: copies pages between device and host on its own thread, loads first, layer by layer, checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, pack
 
 _log = log.get("engine")
-# Copies to the device, to the host, and from and to the tiers below.
+# Priorities of tasks: copies to the device, copies to the host, and work for the tiers below.
 KINDS = ("load", "save", "get", "put")
 T = TypeVar("T")
 _WEIGHT = 0.2  # weight of the latest copy in the mean seconds of a copy
@@ -35,7 +35,7 @@ _SCALE_BYTES = 4
 
 
 class Int8Form:
-    """Writes a layer of a page, rows of `dim` numbers, as their scales and then their 8-bit values."""
+    """The int8 form of a page's layer: scales of its rows of `dim` numbers, then their 8-bit values."""
 
     def __init__(self, dtype: torch.dtype, dim: int) -> None:
         self._dtype, self._dim = dtype, dim
@@ -53,7 +53,7 @@ class Int8Form:
         return np.concatenate([_bytes(scales), _bytes(small)])
 
     def grow(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the bytes of a layer; each number is off by at most half a scale, plus the rounding of its type."""
+        """Return the bytes of a layer; each number's error is at most half its scale, plus rounding to its type."""
         count = len(data) // (self._dim + _SCALE_BYTES)
         whole = torch.from_numpy(data.copy())
         scales = whole[: count * _SCALE_BYTES].view(torch.float32).view(-1, 1)
@@ -67,9 +67,9 @@ def _bytes(values: Tensor) -> NDArray[np.uint8]:
 
 
 class TorchPageLoads:
-    """Page loads under way; a step attends to a layer once `arrival` has counted the layer.
+    """Page loads in progress; a step attends to a layer once `arrival` has counted the layer.
 
-    `unsound` are the loads of pages whose bytes are not those saved; the set is complete once all pages are there.
+    `unsound` are the loads whose bytes differ from the saved bytes; the set is complete once all pages have arrived.
     """
 
     def __init__(self, moves: Sequence[PageMove], arrival: PageArrival) -> None:
@@ -82,10 +82,10 @@ class TorchPageLoads:
 
 
 class TorchPageCopier:
-    """Copies between the pools of both tiers; `places` are (group, layer in it) of each of the model's layers.
+    """Copies pages between the pools of device and host; `places` are (group, layer in it) of each model layer.
 
-    Pages below the host are packed, whatever the layouts of the tiers. A checksum is made of every layer of a
-    page that is copied to the host, and compared when the page leaves the host.
+    Pages in tiers below the host always have the packed layout. Each layer of a page that is copied to the host gets a
+    checksum, which is compared when the page leaves the host.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TorchPageCopier:
         arrival: Callable[[], PageArrival],
         form: Int8Form | None = None,
     ) -> None:
-        """`form` encodes pages for the tiers below the host; None: pages are stored as they are."""
+        """`form` encodes pages for the tiers below the host; None: pages are stored unchanged."""
         self._form = form
         self._device, self._host, self._places, self._arrival = device, host, places, arrival
         self._bytes = [pool.raw() for pool in host]
@@ -105,7 +105,7 @@ class TorchPageCopier:
         ]
         self.moved_bytes = dict.fromkeys(KINDS, 0)
         self.moved_s = dict.fromkeys(KINDS, 0.0)
-        self.load_s = 0.0  # recent mean of the seconds to load a page from the host
+        self.load_s = 0.0  # recent mean seconds to load a page from the host
         self._cuda = device[0].data.device.type == "cuda" if device else False
         self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._urgent: deque[Callable[[], None]] = deque()
@@ -122,7 +122,7 @@ class TorchPageCopier:
     def save(self, move: PageMove, done: Callable[[PageMove, bool], object]) -> None:
         """Copy one page to the host when there are no loads.
 
-        `done` is called on the copier's thread with the move and whether the page is there.
+        `done` is called on the copier's thread with the move and whether it succeeded.
         """
         self._submit(partial(self._save, move, done), urgent=False)
 
@@ -132,7 +132,7 @@ class TorchPageCopier:
             self._submit(partial(self._sum, pages), urgent=True)
 
     def layout(self, group: int) -> tuple[int, int]:
-        """Return how many layers a page of a group has, and the bytes of one."""
+        """Return the number of layers of a group's page, and the bytes of one layer."""
         _, layers, size = self._bytes[group].shape
         return layers, size if self._form is None else self._form.size(size)
 
@@ -141,18 +141,18 @@ class TorchPageCopier:
         return await self._later(partial(self._value, header, tier, page))
 
     async def fill(self, pages: Sequence[tuple[PageKey, int, Buffer]]) -> dict[PageKey, str]:
-        """Write values from a lower tier to host pages; return the errors of those that are not sound."""
+        """Write values from a lower tier to host pages; return the errors of damaged values."""
         return await self._later(partial(self._fill, pages))
 
     async def _later(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, or raise what it raises, once the copier has nothing more urgent."""
+        """Run `call` on the copier's thread once it has no more urgent task; return its result, or raise its error."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def run() -> None:
             try:
                 found = call()
-            except Exception as error:  # noqa: BLE001 - it is the caller's, and is raised there
+            except Exception as error:  # noqa: BLE001 - the error is raised in the caller
                 loop.call_soon_threadsafe(_fail, future, error)
             else:
                 loop.call_soon_threadsafe(_end, future, found)
@@ -171,7 +171,7 @@ class TorchPageCopier:
         if tier == "host":
             sums = self._sums[header.group][page].tolist()
             if self._form is not None or not pool.packed:
-                # What was damaged in the host's memory has a wrong checksum also in another form.
+                # If the host's memory was damaged, the checksum of the converted layer must be wrong, too.
                 plain = self._bytes[header.group][page]
                 sums = [
                     checksum(now.data) ^ checksum(was.data) ^ known
@@ -238,7 +238,7 @@ class TorchPageCopier:
             loading.unsound.update(loading.moves)
             raise
         finally:
-            # Even after an error, so that no step waits for ever.
+            # Also after an error, so that no step waits forever.
             loading.arrival.ready(len(self._places))
         took = SYSTEM.perf_s() - began
         self._note("load", loading.moves, took)
@@ -246,9 +246,9 @@ class TorchPageCopier:
         self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
 
     def _copy_in(self, move: PageMove, at: int) -> bool:
-        """Copy one layer of a page to the device; False, and zeros there, if its bytes are not those saved.
+        """Copy one layer of a page to the device; if its bytes differ from the saved ones, write zeros, return False.
 
-        Damaged bytes may read as NaN, which would fail the step before the damage is known, and stay in the page.
+        Damaged bytes could contain NaN, which would fail the step before the damage is known, and stay in the page.
         """
         source = self._bytes[move.group][move.source, at]
         sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
@@ -263,7 +263,7 @@ class TorchPageCopier:
         return sound
 
     def _event(self) -> Callable[[], None] | None:
-        """Return a function that makes the device wait for the copies begun so far; None if they are done."""
+        """Return a function that makes the device wait for the copies started so far; None if they are done."""
         if not self._cuda:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

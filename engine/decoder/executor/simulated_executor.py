@@ -1,7 +1,7 @@
-"""The executor of the sim device: a linear time model, and answers that are clearly not a model's. No torch.
+"""The executor of the sim device: a linear time model, and answers that are obviously simulated. No torch.
 
-A step takes `beta` + `alpha` * rows seconds. An answer repeats the word "simulated" and a number made of the prompt,
-one byte a token, until `max_new`: the same prompt has the same answer wherever and however often it is computed.
+A step takes `beta` + `alpha` * rows seconds. An answer repeats the word "simulated" and a number computed from the
+prompt, one byte a token, until `max_new`: so the same prompt always has the same answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TEMPLATE = (
 
 
 class SimulatedExecutor:
-    """Computes nothing and takes the seconds that the time model says; one byte is one token."""
+    """An executor without a model: takes the seconds of its time model; one byte is one token."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SimulatedExecutor:
         self.shape = ModelShape([None], [_PAGE_BYTES], pages, _CONTEXT, END + len(_SPECIAL))
         self.stop_ids = [END]
         self.copier: PageCopier | None = None
-        self.exact = False  # its answers repeat themselves: guessed, they would not keep the pace of the time model
+        self.exact = False  # guesses of the repeated words would beat the time model
         self.grammars = False
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._clock = clock
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         loading: PageLoads | None = None,  # noqa: ARG002 - there are no tiers
         early: EarlyEnd | None = None,
     ) -> list[SampledToken | None]:
-        """Return the next bytes of each answer after the seconds that the time model says."""
+        """Return the next bytes of each answer after the seconds of the time model."""
         return draw_several(batch, self._compute, early)
 
     def _compute(self, batch: Sequence[SequenceInput]) -> list[SampledToken | None]:

@@ -1,4 +1,4 @@
-"""The clock of a step's stages: those of CUDA are timed by events in the device's queue, all others as they run."""
+"""The clock of a step's stages: CUDA stages are timed by events in the device's queue, all others while they run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StageClock:
         self._origin_s = 0.0
 
     def restart(self) -> None:
-        """Begin a step: forget the stages of the one before, which is over."""
+        """Begin a step: forget the stages of the previous step, which is over."""
         self._times, self._queued = [], []
         if self._cuda:
             self._origin = self._event()
@@ -40,7 +40,7 @@ class StageClock:
             self._origin_s = SYSTEM.perf_s()
 
     def timed(self, stage: StageName, part: int, layer: int, call: Callable[[], T]) -> T:
-        """Call what computes a stage, or queues it on the device, and return what it returns."""
+        """Call a function that computes a stage, or queues it on the device; time the stage, and return its result."""
         if self._cuda:
             begin = self._event()
             found = call()
@@ -57,9 +57,9 @@ class StageClock:
 
     @property
     def times(self) -> list[StageTime]:
-        """The stages of the step, in the order in which they ended; on CUDA it waits until the device has ended them.
+        """The stages of the step, in the order of their ends; on CUDA this waits until the device has ended them.
 
-        A stage of the device begins when the device reaches it, and includes what it waits for until it has all of it.
+        A device stage begins when the device reaches it, and includes the waits for its data.
         """
         for queued in self._queued:
             queued.end.synchronize()

@@ -1,7 +1,7 @@
-"""A step in stages: of every layer what lies before attention, attention, and what lies after, two sub-batches at once.
+"""The pipeline of a step in stages: each layer before, in and after attention, with two sub-batches at once.
 
-While one sub-batch is attended on the host the device computes the other (NEO, section 3.1). Which sequences are in
-which sub-batch, and which tier attends to them, is the plan's: all of its modes run here.
+While the host attends to one sub-batch, the device computes the other (NEO, section 3.1). The plan assigns sequences to
+sub-batches and to the tier that attends; the pipeline runs the plans of all modes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.models.decoders.spec import DecoderSpec
 
 
 class DecoderState(Protocol):
-    """The rows of a step between two stages; `rows` are (rows, hidden), before the last norm after the last stage."""
+    """The rows of a step between two stages; after the last stage `rows` (rows, hidden) lack only the last norm."""
 
     rows: Tensor
 
@@ -39,11 +39,11 @@ class DecoderState(Protocol):
         """Return queries, keys and values of a layer, rotated: (rows, heads + 2 * kv heads, dim)."""
 
     def after(self, layer: int, attended: Tensor) -> None:
-        """Add to the rows what follows a layer's attention, of which (rows, heads, dim) is the result."""
+        """Finish a layer, given the result of its attention, (rows, heads, dim): projection and MLP."""
 
 
 class LayerAttention(Protocol):
-    """Attention of a step on the device, worked out once."""
+    """Attention of a step on the device, planned once for all layers."""
 
     def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
         """Write keys and values to their pages and attend with the queries in layer `at` of a group."""
@@ -59,19 +59,19 @@ class StagedDecoder(Protocol):
         """The device that computes."""
 
     def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> DecoderState:
-        """Begin a step with rows (rows,) of token ids at positions (rows,); `long` (rows,): those of long texts."""
+        """Begin a step with rows (rows,) of token ids at positions (rows,); `long` (rows,) marks rows of long texts."""
 
     def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> LayerAttention:
-        """Work out attention over pages on the device; ValueError if a page that a row needs is not there."""
+        """Plan attention over pages on the device; ValueError if a page that a row needs is missing."""
 
 
 class StagePipeline:
     """Computes steps in stages over pages on the device and pages on the host. One thread calls it.
 
-    Pages of the host that the device attends to come to staging pages, which hold one layer at a time: as many as a
-    sub-batch needs are kept on the device. `attended` counts decode and prompt rows by the tier that attended to them.
-    On CUDA stages are queued, and copies between the tiers run beside them on the `link`'s stream; only what the host
-    attended is waited for.
+    Host pages that the device attends to are copied to staging pages on the device, which hold one layer at a time, for
+    as many pages as a sub-batch needs. `attended` counts decode and prompt rows by the tier that attended to them. On
+    CUDA stages are queued, and copies between the tiers run beside them on the `link`'s stream; the calling thread
+    waits only for attention on the host.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StagePipeline:
         host: Sequence[PageMemory],
         attention: HostAttention,
     ) -> None:
-        """Pools are one for each layer group, those of the host packed; `attention` attends to them."""
+        """`device` and `host` have a pool for each layer group, the host's packed; `attention` attends on the host."""
         self.decoder, self.device, self.host, self.attention = decoder, device, host, attention
         self.places = {
             layer: (group, at) for group, pool in enumerate(device) for at, layer in enumerate(pool.layers)
@@ -98,7 +98,7 @@ class StagePipeline:
     ) -> Tensor:
         """Compute the rows of all sequences and write their K and V; return (rows, hidden) in the order of `batch`.
 
-        Whatever it raises, nothing is under way then, and all `moves` are done.
+        Even after an error all `moves` are done, and no work is in progress when this returns.
         """
         self.clock.restart()
         flights: list[_Flight] = []
@@ -131,7 +131,7 @@ class StagePipeline:
         return self.clock.times
 
     def staging(self, pages: int) -> list[PageMemory]:
-        """Return a pool of staging pages for each layer group, at least so many, one layer each."""
+        """Return, for each layer group, a pool of at least `pages` staging pages, of one layer each."""
         if not self._staging or self._staging[0].pages < pages:
             dtype, packed = self.device[0].data.dtype, self.device[0].packed
             self._staging = [
@@ -142,15 +142,15 @@ class StagePipeline:
                 for pool in self.device
             ]  # fmt: skip
             with self.link.copying(after=True, before=False):
-                pass  # copies come after the pages were made
+                pass  # copies wait until the pages are allocated
         return self._staging
 
     def _move(self, moves: HomeMoves | None, layer: int) -> None:
-        """Copy a layer of the pages that change their home, unless it is done."""
+        """Copy one layer of the pages that change their home, unless it is copied already."""
         if moves is None or not moves.moves or moves.layers > layer:
             return
         group, at = self.places[layer]
-        # What a layer's pages hold was computed by earlier steps.
+        # Earlier steps computed the pages' contents, so the copies need not wait for this step's work.
         with self.link.copying(after=False, before=True):
             self._copy(moves, group, at)
         moves.layers = layer + 1
@@ -172,7 +172,7 @@ class StagePipeline:
 
 
 class _Flight:
-    """One sub-batch on its way through the layers; its rows lie in the order of who attends to them."""
+    """One sub-batch on its way through the layers; its rows are sorted by who attends: device, staged, host."""
 
     def __init__(
         self, pipeline: StagePipeline, part: int, batch: Sequence[SequenceInput], chosen: list[int]
@@ -207,11 +207,11 @@ class _Flight:
 
     @property
     def rows(self) -> Tensor:
-        """The hidden states of its rows."""
+        """The hidden states of the sub-batch's rows."""
         return self._state.rows
 
     def start(self, layer: int) -> None:
-        """Compute what lies before a layer's attention; let the host begin to attend, and attend on the device."""
+        """Compute a layer up to its attention; start attention on the host, and attend on the device."""
         spec, (group, at) = self._pipeline.decoder.spec, self._pipeline.places[layer]
         timed, part, way = self._pipeline.clock.timed, self._part, self._way
         self._layer = layer
@@ -229,7 +229,7 @@ class _Flight:
             timed("staged", part, layer, lambda: coming.attend(group, at, joined[staged], there))
 
     def finish(self) -> None:
-        """Compute what lies after the attention of the layer that was started, once the host has attended."""
+        """Wait for attention on the host, and compute the rest of the layer that was started."""
         if self._layer < 0:
             return
         if self._waits is not None:
@@ -242,21 +242,21 @@ class _Flight:
         )
 
     def settle(self) -> None:
-        """Return once the host has nothing of this sub-batch under way, whatever became of it."""
+        """Wait until the host has no work of this sub-batch in progress; ignore errors of that work."""
         waits, self._waits = self._waits, None
         if waits is not None:
-            with suppress(Exception):  # another error is on its way
+            with suppress(Exception):  # another error is being raised
                 waits.wait()
 
 
 class _Staged:
-    """Sequences at home on the host that the device attends to: each layer's pages come, and those written go back."""
+    """Host sequences that the device attends to: each layer's pages are copied in, and written pages back."""
 
     def __init__(self, pipeline: StagePipeline, batch: Sequence[SequenceInput]) -> None:
         self._host, self._link = pipeline.host, pipeline.link
-        self._places: list[dict[int, int]] = []  # by group: the staging page of a host page
-        self._comes: list[list[int]] = []  # host pages whose earlier tokens are seen
-        self._goes: list[list[int]] = []  # host pages that are written
+        self._places: list[dict[int, int]] = []  # by group: host page -> staging page
+        self._comes: list[list[int]] = []  # host pages to copy in: earlier tokens are seen
+        self._goes: list[list[int]] = []  # host pages to copy back: rows are written
         for group, pool in enumerate(pipeline.host):
             comes: dict[int, None] = {}
             goes: dict[int, None] = {}
@@ -280,10 +280,10 @@ class _Staged:
         self._attention = pipeline.decoder.planned(tables, self._pools)
 
     def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
-        """Attend in layer `at` of a group; keys and values go to the pages of the host, beside what comes next."""
+        """Attend in layer `at` of a group; keys and values are copied back to host pages beside the next work."""
         host, staging, places = self._host[group], self._pools[group], self._places[group]
         comes, goes = self._comes[group], self._goes[group]
-        # Copies keep their order: those of the layer before were behind its attention, so the pages are free.
+        # Copies run in order: the previous layer's copies ran after its attention, so the staging pages are free.
         with self._link.copying(after=False, before=True):
             copy_pages(host, comes, at, staging, [places[page] for page in comes], 0)
         self._attention.attend(group, 0, joined, out)
@@ -292,7 +292,7 @@ class _Staged:
 
 
 def _pages_of(rows: SequenceInput, group: int, window: int | None) -> tuple[list[int], list[int]]:
-    """Return the physical pages of a group with earlier tokens that rows may see, and those to which rows write."""
+    """Return a group's physical pages with earlier tokens that rows may see, and the pages to which rows write."""
     table, first, last = rows.pages[group], rows.positions[0], rows.positions[-1]
     low = 0 if window is None else max(0, first - window + 1)
     written: dict[int, int] = {}
@@ -308,7 +308,7 @@ def _pages_of(rows: SequenceInput, group: int, window: int | None) -> tuple[list
 
 
 def _kind(rows: SequenceInput) -> Literal["device", "staged", "host"]:
-    """Return who attends to a sequence; ValueError if its pages are where nobody can."""
+    """Return who attends to a sequence; ValueError if nobody can attend to pages in their tier."""
     if rows.home == "device":
         if rows.attended == "host":
             raise ValueError("pages at home on the device are attended to on the device")
@@ -317,7 +317,7 @@ def _kind(rows: SequenceInput) -> Literal["device", "staged", "host"]:
 
 
 def _in_order(batch: Sequence[SequenceInput], flights: Sequence[_Flight]) -> Tensor:
-    """Return the hidden states of sub-batches, whose rows have orders of their own, in the order of the batch."""
+    """Return the hidden states of all sub-batches in the order of the batch."""
     counts = [len(rows.tokens) for rows in batch]
     pieces: dict[int, Tensor] = {}
     for flight in flights:

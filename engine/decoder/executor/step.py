@@ -1,4 +1,4 @@
-"""Steps on a device: submit and execute a step; if it raises, execute each request alone to find the one at fault."""
+"""Steps on a device: submit and execute a step; if that raises, execute each request alone to find the faulty one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIND = "generate"  # the kind of these tasks in the device's queue
 
 
 class StepFailure(NamedTuple):
-    """The error of a request whose own rows raised, or gave values that are not numbers."""
+    """The error of a request whose own rows raised, or computed values that are not finite."""
 
     code: str
     message: str
@@ -34,10 +34,10 @@ class StepFailure(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Outcomes in the order of the rows, the seconds the device took, and whether requests were executed alone.
+    """The result of a step: outcomes in the order of the rows, the device's seconds, whether requests ran alone.
 
-    `tokens` is how many tokens each sequence was given one after another (see `SequenceInput.ahead`). `stages` are
-    those of a step that was executed in stages.
+    `tokens` is the number of tokens that each sequence got, one after another (see `SequenceInput.ahead`). `stages` are
+    the timed stages of a step that was executed in stages.
     """
 
     outcomes: list[SampledToken | StepFailure | None]
@@ -51,14 +51,14 @@ Compute = Callable[[Sequence[SequenceInput]], Sequence[SampledToken | None]]
 
 
 class StagedStep(NamedTuple):
-    """How a step is executed in stages: by whom, and the pages that change their home."""
+    """The arguments of a step in stages: the executor, and the pages that change their home."""
 
     executor: StagedExecutor
     moves: HomeMoves
 
 
 class StepHandle:
-    """A submitted step. A caller that stops waiting does not stop the step."""
+    """A submitted step; a caller that is cancelled while it waits does not stop the step."""
 
     def __init__(self, device: DeviceQueue) -> None:
         self._device = device
@@ -74,12 +74,12 @@ class StepHandle:
         return await asyncio.shield(self.future)
 
     def revoke(self) -> bool:
-        """Take the step back; False if it has begun or is over."""
+        """Take the step back; False if the step has begun or is over."""
         return self.future is not None and self._device.revoke(self.future)
 
 
 class Following(NamedTuple):
-    """The step that runs before this one, and for each row of this one the row whose drawn token it computes."""
+    """The preceding step of a step, and for each row of the later step the row whose drawn token it computes."""
 
     step: StepHandle
     rows: Sequence[int]
@@ -102,14 +102,14 @@ class StepQueue:
     ) -> StepHandle:
         """Queue a step on the device and return at once.
 
-        A step is the rows of each sequence, the request of each, and the page loads that the rows wait for. A step
-        may be submitted before the one it is `following` has ended: its rows then get the tokens drawn there. A
-        `staged` step is executed in stages.
+        A step consists of each sequence's rows, the request of each sequence, and the page loads that the rows wait
+        for. A step may be submitted while the preceding step runs (`following`): its rows then get the tokens drawn
+        there. A `staged` step is executed in stages.
         """
         handle = StepHandle(self._device)
         compute: Compute = partial(self._executor.execute, loading=loading, early=handle.early)
         if staged is not None:
-            # Executed again for some of its rows it is given the same moves, which are done once.
+            # A step that is executed again for some of its rows gets the same moves, which are done only once.
             compute = partial(staged.executor.execute_staged, loading=loading, moves=staged.moves)
 
         def run() -> StepResult:
@@ -128,7 +128,7 @@ class StepQueue:
 def _followed(
     rows: Sequence[SequenceInput], following: Following | None
 ) -> Sequence[SequenceInput | None]:
-    """Return rows with the tokens drawn by the step before; None for a row whose sequence got none."""
+    """Return rows with the tokens drawn by the preceding step; None for a row whose sequence got no token."""
     if following is None:
         return rows
     given: list[SequenceInput | None] = []
@@ -152,13 +152,13 @@ def run_step(
     *,
     bare: bool = False,
 ) -> StepResult:
-    """Compute `rows` on the calling thread; `requests` names the request of each. An error of a request is its outcome.
+    """Compute `rows`, whose requests are `requests`, on the calling thread; a request's error becomes its outcome.
 
-    A row that is None is not computed, and its outcome is None. A `bare` step is computed even without rows: it copies
-    pages.
+    A row that is None is not computed, and its outcome is None. A `bare` step is executed even without rows, since it
+    copies pages.
 
-    Rows that failed together are executed again, which changes nothing: a page's keys and values are written anew.
-    Returns once all pages of `loading` have arrived.
+    Rows that failed together are executed again one request at a time; this is safe, since the same keys and values are
+    written again. Returns once all pages of `loading` have arrived.
     """
     started = clock.perf_s()
     outcomes: list[SampledToken | StepFailure | None] = [None] * len(rows)
@@ -191,20 +191,20 @@ def run_step(
 
 
 def _drawn(row: SequenceInput | None, outcome: SampledToken | StepFailure | None) -> int:
-    """Return how many tokens were drawn one after another for a row."""
+    """Return the number of tokens drawn one after another for a row."""
     several = row is not None and row.ahead and isinstance(outcome, SampledToken)
     return 1 + len(outcome.then) if several and isinstance(outcome, SampledToken) else 1
 
 
 def _guilty(error: Exception, requests: Sequence[str]) -> str | None:
-    """Return the request that caused an error of a batch; None if any of several may have caused it."""
+    """Return the request that caused a batch's error; None if several may have caused it."""
     if isinstance(error, StepFailed):
         return requests[error.index]
     return requests[0] if len(set(requests)) == 1 else None
 
 
 def failure_of(error: Exception, code: str = "model_error") -> StepFailure:
-    """Return the failure that a request is charged with for an error that is being handled."""
+    """Return the failure to charge a request with, for the error being handled."""
     if isinstance(error, StepFailed):
         return StepFailure(error.code, str(error), traceback.format_exc())
     return StepFailure(code, f"{type(error).__name__}: {error}", traceback.format_exc())

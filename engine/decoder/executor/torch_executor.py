@@ -1,4 +1,4 @@
-"""The executor of a loaded model: a decoder with its page pools runs the engine's batches on one device."""
+"""The executor of a loaded model: runs the engine's batches on one device, with a decoder and its page pools."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from engine.models.gguf.weights import (
 )
 from engine.torch_setup import set_up_torch
 
-# The type of pages and activations, by the kind of the weights.
+# The data type of pages and activations, by the kind of the weights.
 _DTYPES: dict[WeightKind, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -63,7 +63,7 @@ _DTYPES: dict[WeightKind, torch.dtype] = {
     "int4": torch.bfloat16,
     "stored": torch.bfloat16,
 }
-# How weights are rounded tells what they compute: pages of another rounding are other pages.
+# The rounding of weights changes the pages that they compute, so it is part of the fingerprint.
 _ROUNDED: dict[WeightKind, str] = {
     "int8": "int8 by 32",
     "int4": "int4 values, scaled and shifted by 32",
@@ -73,7 +73,7 @@ _log = log.get("engine")
 
 
 class StepRows(NamedTuple):
-    """The part of a sequence's rows that attention plans with."""
+    """A sequence's rows as far as plans of attention need them."""
 
     positions: Sequence[int]
     pages: Sequence[Sequence[int]]
@@ -81,7 +81,7 @@ class StepRows(NamedTuple):
 
 
 class TorchExecutor:
-    """A loaded generator (see `Executor`); one thread computes, any thread may read its properties."""
+    """A loaded generator (see `Executor`); only one thread may compute, any thread may read its properties."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TorchExecutor:
         form: PageForm = "exact",
         host_attention: HostAttention | None = None,
     ) -> None:
-        """`host_attention` attends to pages of `host`, which are packed then; it is closed with the executor."""
+        """`host_attention` attends to the pages of `host`, which must be packed; `close` closes it."""
         self._files = files
         self._decoder = decoder
         self._pools = list(pools)
@@ -111,7 +111,7 @@ class TorchExecutor:
         self.dtype: str = dtype
         self.device = decoder.device.type
         self.exact = isinstance(decoder, CompiledDecoder)
-        # Pages that were stored in a lossy form differ from computed ones, so they have ids of their own.
+        # Pages restored from a lossy form differ from computed pages, so the fingerprint differs, and with it the ids.
         computed = _ROUNDED.get(dtype, dtype)
         kept = computed if form == "exact" else f"{computed}, {form} below the host"
         self.fingerprint = files.fingerprint(kv_dtype=kept, layout=LAYOUT)
@@ -154,15 +154,15 @@ class TorchExecutor:
         host_cores: Sequence[int] = (),
         helper: HelperAddress | None = None,
     ) -> TorchExecutor:
-        """Load a generator by directory, GGUF file, `spillway-demo`, or downloaded hub id; ConfigError if it cannot be.
+        """Load a generator by directory, GGUF file, `spillway-demo`, or downloaded hub id; ConfigError if it fails.
 
-        `dtype` auto is fp32, or bf16 where the weights are stored in 16 bits and the device computes bf16 natively; a
-        GGUF file's weights are kept as they are stored where the compiled kernels compute.
-        `threads` 0 takes what affinity and cgroup allow; `kv_bytes` 0 takes a share of the free memory, as does
-        `host_bytes` None; 0 is no host tier. `exact` demands that a row's bits depend on nothing beside the row, which
-        holds for the compiled kernels and not for torch; without `compiled` torch computes. With `host_threads` so many
-        threads, on `host_cores` (none: all), attend to the pages of sequences that are at home on the host; a helper
-        that attaches at the address `helper`, if given, does so in their place.
+        `dtype` auto means bf16 where the weights are stored in 16 bits and the device computes bf16 natively, else
+        fp32; the compiled kernels keep a GGUF file's weights as stored. `threads` 0 takes all cores that affinity and
+        cgroup allow. `kv_bytes` 0 and `host_bytes` None take shares of the free memory; `host_bytes` 0 means no host
+        tier. `exact` demands that a row's bits do not depend on other rows, which holds for the compiled kernels and
+        not for torch; without `compiled` torch computes. With `host_threads` that number of threads, on `host_cores`
+        (empty: all), attends to the pages of sequences at home on the host; a helper that attaches at the address
+        `helper`, if given, attends in their place.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -170,7 +170,7 @@ class TorchExecutor:
                 "computed; expected exact, or SPILLWAY_EXACT off"
             )
         files = find_decoder(model)
-        # Read here, so that a damaged tokenizer stops the start and not the first request.
+        # Read here, so that a damaged tokenizer fails at the start instead of at the first request.
         files.tokenizer_json()
         if device not in {"auto", "cpu", "cuda"}:
             raise ConfigError(
@@ -226,25 +226,25 @@ class TorchExecutor:
         loading: border.PageLoads | None = None,
         moves: border.HomeMoves | None = None,
     ) -> list[SampledToken | None]:
-        """Run one step in stages (see `StagedExecutor`); ValueError if there is no attention on the host."""
+        """Run one step in stages (see `StagedExecutor`); ValueError if this executor cannot attend on the host."""
         self._set_threads()
         with torch.inference_mode():
             return self._drawn(batch, self._compute_staged(batch, loading, moves))
 
     @property
     def stage_times(self) -> Sequence[border.StageTime]:
-        """The stages of the last step that was executed in stages."""
+        """The timed stages of the last step in stages."""
         return [] if self.stages is None else self.stages.times
 
     @property
     def host_layers(self) -> Mapping[border.AttendedBy, int]:
-        """Layers of sub-batches on the host by who attended, where a helper may attend; else nothing."""
+        """The sub-batch layers attended on the host, counted by who attended; empty if no helper may attach."""
         attention = None if self.stages is None else self.stages.attention
         return attention.layers if isinstance(attention, HelpedAttention) else {}
 
     @property
     def helper_link(self) -> border.HelperLink | None:
-        """The way to the helper that is attached; None without one."""
+        """The link to the attached helper; None without a helper."""
         attention = None if self.stages is None else self.stages.attention
         return attention.link if isinstance(attention, HelpedAttention) else None
 
@@ -258,7 +258,7 @@ class TorchExecutor:
         loading: border.PageLoads | None,
         early: border.EarlyEnd | None,
     ) -> list[SampledToken | None] | None:
-        """Draw by one call of the kernels; None unless all rows are decoded greedily, and if a number is not finite."""
+        """Draw by one kernel call if all rows are decoded greedily; None otherwise, or if a number is not finite."""
         decoder, ahead = self._decoder, len(batch[0].ahead)
         if not isinstance(decoder, CompiledDecoder):
             return None
@@ -287,7 +287,7 @@ class TorchExecutor:
     def _draw(
         self, batch: Sequence[SequenceInput], loading: border.PageLoads | None
     ) -> list[SampledToken | None]:
-        """Compute the rows of a batch and draw where asked, without the tokens ahead."""
+        """Compute the rows of a batch and draw where asked, except for tokens `ahead`."""
         with torch.inference_mode():
             return self._drawn(batch, self._compute(batch, loading))
 
@@ -329,12 +329,12 @@ class TorchExecutor:
             return self._decoder.logits(self._compute_staged(batch, None, moves))
 
     def close(self) -> None:
-        """Stop attention on the host, where there is any."""
+        """Close the attention on the host, if there is one."""
         if self.stages is not None:
             self.stages.attention.close()
 
     def card(self, *, created_ms: int, partitions: int) -> ModelCard:
-        """Return the model's card, by which the router renders, tokenizes and names families."""
+        """Return the model's card, from which the router renders, tokenizes and names families."""
         files = self._files
         return ModelCard(
             name=self.name,
@@ -386,7 +386,7 @@ class TorchExecutor:
         return self.stages.hidden(batch, _arrival(loading), moves)
 
     def _check_tokens(self, batch: Sequence[SequenceInput]) -> None:
-        """Raise ValueError for tokens that are not in the vocabulary, or not as many as positions."""
+        """Raise ValueError for tokens outside the vocabulary, or for more or fewer tokens than positions."""
         vocabulary = self.shape.vocabulary
         for index, rows in enumerate(batch):
             if len(rows.tokens) != len(rows.positions):
@@ -397,10 +397,10 @@ class TorchExecutor:
                 raise ValueError(f"sequence {index}: a token id outside 0 to {vocabulary - 1}")
 
     def _check(self, hidden: Tensor, ends: Sequence[int], batch: Sequence[SequenceInput]) -> None:
-        """Raise StepFailed if a row is not finite, and clear what this step wrote for the sequences it belongs to.
+        """Raise StepFailed if a row is not finite, and clear this step's keys and values of that row's sequence.
 
-        A row attends to itself, so K or V that is not finite shows in its hidden state. Left in a page, such values
-        would spoil the next sequence that gets the page.
+        A row attends to itself, so K or V that is not finite shows in its hidden state. If such values stayed in a
+        page, they would spoil the next sequence that gets the page.
         """
         bad = _not_finite(hidden)
         if not bad:
@@ -435,7 +435,7 @@ class TorchExecutor:
 def _kernels(
     files: DecoderFiles, dtype: WeightKind, place: torch.device, *, exact: bool, compiled: bool
 ) -> CDLL | None:
-    """Return the compiled kernels, None if torch is to compute; ConfigError if the settings need the kernels."""
+    """Return the compiled kernels, or None to compute by torch; ConfigError if the settings need missing kernels."""
     served = compiled and place.type == "cpu" and serves(files.spec)
     kernels = load_kernels() if served else None
     if kernels is None and (exact or dtype in {"int8", "int4", "stored"}):
@@ -454,12 +454,12 @@ def _decoder(
     kernels: CDLL | None,
     threads: int,
 ) -> TorchDecoder | GraphedDecoder | CompiledDecoder:
-    """Load the weights into a decoder: compiled where there are kernels, else of torch."""
+    """Load the weights into a decoder: the compiled one if there are kernels, else torch's."""
     if files.gguf is not None and kernels is not None and dtype == "stored":
         return CompiledDecoder(
             files.spec, stored_weights(files.gguf, files.spec), kernels, kind=dtype, threads=threads
         )
-    # Weights that are packed anew are read as they are stored; fp16 is widened.
+    # Weights that the kernels quantise are read as stored; fp16 is widened.
     as_stored = kernels is not None and _stored_types(files) <= {"BF16"}
     small = dtype in {"int8", "int4"}
     stored = torch.float32 if small and not as_stored else _DTYPES[dtype]
@@ -476,7 +476,7 @@ def _decoder(
 
 
 def _stored_types(files: DecoderFiles) -> set[str]:
-    """Return the types of the stored matrices, as safetensors and GGUF name them alike (F32, BF16, F16)."""
+    """Return the data types of the stored matrices; safetensors and GGUF share the names (F32, BF16, F16)."""
     return stored_dtypes(files.weights) if files.gguf is None else matrix_types(files.gguf)
 
 
@@ -490,7 +490,7 @@ def _memory(
     packed: bool,
     packed_host: bool,
 ) -> tuple[list[PageMemory], list[PageMemory], MemorySegment | None]:
-    """Return the page memory of each layer group on the device, that on the host, and its segment, if there is one."""
+    """Return each layer group's page memory on the device and on the host, and the host's segment, if any."""
     spec = files.spec
     pages = page_count(spec, kv_bytes, dtype=dtype, device=place)
     pools = [
@@ -531,7 +531,7 @@ def _arrival(loading: border.PageLoads | None) -> PageArrival | None:
 
 
 def _not_finite(rows: Tensor) -> list[int]:
-    """Return the rows that hold NaN or infinity; the sums of such rows, and of all rows, are not finite either."""
+    """Return the rows that hold NaN or infinity, found by the sum of all rows first, then by sums of each row."""
     if math.isfinite(rows.sum()):
         return []
     found: list[int] = (~torch.isfinite(rows.sum(dim=-1))).nonzero()[:, 0].tolist()

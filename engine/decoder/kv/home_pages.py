@@ -1,4 +1,4 @@
-"""Pages of sequences that come home to a tier: those that stand there are shared, the others are copied there once."""
+"""The pages of sequences that get a home in a tier: pages found there are shared, all others are copied once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from engine.decoder.kv.page_pool import PagePool
 
 
 class HomePages:
-    """Takes references to pages of a tier for sequences that come home to it in the step that is being planned.
+    """References to a tier's pages for sequences that get a home there in the step being planned.
 
-    `counts` are pages with which sequences came home to the host: `shared` with a sequence that uses them there,
-    `found` there with none, or `copied` there.
+    `counts` counts the pages with which sequences got a home on the host: `shared` with a sequence there, `found` there
+    without a holder, or `copied` there.
     """
 
     def __init__(self, pools: Mapping[LocalTier, Sequence[PagePool]]) -> None:
         """Begin with the pools of both tiers, one for each layer group."""
         self.counts: Counter[str] = Counter()
         self._pools = pools
-        # Full pages on their way between the tiers by copies of the step: they have no id there yet.
+        # Full pages that the step copies to a tier; the copies have no id there yet.
         self._sent: dict[tuple[LocalTier, int, PageId], int] = {}
 
     def find(self, tier: LocalTier, group: int, page_id: PageId) -> int | None:
-        """Take a reference to a page that stands in a tier; None if the tier does not have it."""
+        """Take a reference to a page in a tier; None if the tier does not have it."""
         pool = self._pools[tier][group]
         page = pool.find(page_id)
         if page is not None:
@@ -35,14 +35,14 @@ class HomePages:
         return page
 
     def in_use(self, tier: LocalTier, group: int, page_id: PageId) -> bool:
-        """Return whether a sequence in a tier has a full page, or will by the copies of the step."""
+        """Return whether a sequence in a tier holds a full page, now or after the step's copies."""
         return self._pools[tier][group].holds(page_id) or (tier, group, page_id) in self._sent
 
     def send(self, tier: LocalTier, group: int, page_id: PageId) -> tuple[int, bool]:
-        """Take a reference to a page of a tier to copy to; return it, and whether the step copies it there already.
+        """Take a reference to a target page for a copy; return the page, and whether the step copies to it already.
 
-        What copies of several sequences make of one full page is one page; `page_id` is empty if it is not full.
-        IndexError if none is available.
+        Several sequences share one copy of a full page; `page_id` is empty for a page that is not full. IndexError if
+        no page is available.
         """
         pool, key = self._pools[tier][group], (tier, group, page_id)
         page = self._sent.get(key)
@@ -57,5 +57,5 @@ class HomePages:
         return page, False
 
     def ended(self) -> None:
-        """Note that the steps planned so far have ended: what they copied is found by its id."""
+        """Record that all planned steps have ended: the pages that they copied are now found by their ids."""
         self._sent = {}

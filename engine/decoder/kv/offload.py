@@ -1,4 +1,4 @@
-"""The offload manager: loads pages for a step, saves pages beside it, and reaches the tiers below the host."""
+"""The offload manager: loads pages for a step, saves pages beside steps, and reaches the tiers below the host."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
-# A wait for pages ends when they arrive. These bounds are for pages that a reader frees, which wakes no one.
+# A wait for pages ends when they arrive. These bounds are for pages that a reader frees, which sends no notice.
 _LEAST_S, _MOST_S = 0.0005, 0.01
-SAVES = 8  # pages of a layer group on their way to the host at once: until a page is there it cannot be evicted
+SAVES = 8  # pages of a layer group being saved at once; a page cannot be evicted before it is saved
 
 
 class CachePolicy(NamedTuple):
-    """Rules for keeping pages: the eviction policy, which pages are written back, and the seconds these then live."""
+    """Rules for keeping pages: the eviction policy, the write-back policy, and the seconds that written pages live."""
 
     eviction: Eviction = "spillway"
     publish: PagePublish = "selective"
@@ -32,7 +32,7 @@ class CachePolicy(NamedTuple):
 
 
 class OffloadManager:
-    """Copies the pages that a scheduler decides to move; there are no tiers where the executor has no host pages."""
+    """Copies the pages that a scheduler decides to move; an executor without host pages has no lower tiers."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OffloadManager:
         clock: Clock = SYSTEM,
         homes: HomePlanner | None = None,
     ) -> None:
-        """`price` is the cost of computing pages; `wake` is called when a step may find more pages than before.
+        """`price` are the seconds to compute pages; `wake` is called when a step may find more pages than before.
 
         With `homes` sequences may be at home on the host.
         """
@@ -77,7 +77,7 @@ class OffloadManager:
         return 0.0 if self.prefetcher is None else self.prefetcher.breakers["redis"].page_s
 
     async def run(self) -> None:
-        """Write pages back to the tiers below the host until cancelled; then close the connections to them."""
+        """Write pages back to the tiers below the host until cancelled; then close the connections to these tiers."""
         try:
             if self.write_back is not None:
                 await self.write_back.run()
@@ -103,14 +103,14 @@ class OffloadManager:
         self.scheduler.drop(sequences)
 
     async def drain(self, seconds: float) -> None:
-        """Write back pages that would be lost with this worker, for at most `seconds`."""
+        """Write back, for at most `seconds`, the pages that would be lost with this worker."""
         if self.write_back is not None:
             await self.write_back.drain(seconds)
 
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
-        """Forget pages, or (None) all pages; return how many of them the device had, and the host.
+        """Forget pages, or (None) all pages; return how many pages the device had, and how many the host had.
 
-        Returns once no fetch for a sequence that has left and no write of these pages is under way.
+        Returns once no fetch for sequences that have left and no write of these pages is in progress.
         """
         if ids is None:
             ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
@@ -121,29 +121,29 @@ class OffloadManager:
         return self.tiers.forget(ids)
 
     def patience_s(self) -> float:
-        """Return the seconds until a sequence that waits for pages may be scheduled without them."""
+        """Return the seconds until a sequence that waits for pages may be scheduled without these pages."""
         left_s = self.scheduler.held_until_s() - self._clock.monotonic()
         return min(max(left_s, _LEAST_S), _MOST_S)
 
     def load(self) -> PageLoads | None:
-        """Begin to copy to the device the pages that the last planned step needs."""
+        """Start copying the pages that the last planned step needs to the device."""
         loads = self.scheduler.loads
         return self.copier.load(loads) if self.copier is not None and loads else None
 
     def loaded(self, loading: PageLoads | None) -> None:
-        """Report the loads of a step that has ended; pages that are not sound are computed anew."""
+        """Report the loads of an ended step to the scheduler; damaged pages are recomputed."""
         for move in self.scheduler.loads:
             self.scheduler.moved(move, sound=loading is None or move not in loading.unsound)
 
     def ended(self) -> None:
-        """Report that the step that was planned last has ended: pages that it filled on the host have checksums now."""
+        """Report the end of the last planned step; make the checksums of host pages that it filled."""
         self.scheduler.ended()
         if self.copier is not None and self.tiers.written:
             self.copier.written(self.tiers.written)
             self.tiers.written = []
 
     def save(self) -> None:
-        """Begin to copy idle pages to the host, beside the next steps."""
+        """Start copying idle pages to the host, beside the next steps."""
         if self.copier is None or self._saving:
             return
         loop = asyncio.get_running_loop()
@@ -155,5 +155,5 @@ class OffloadManager:
         self._saving -= 1
         self.scheduler.moved(move, sound=sound)
         if not self._saving:
-            self.save()  # saving goes on even while no step is computed
+            self.save()  # saving continues even without steps
             self._wake()

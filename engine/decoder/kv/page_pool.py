@@ -10,10 +10,11 @@ from engine.decoder.kv.eviction.policy import Policy
 
 
 class PagePool:
-    """Pages 0 … total-1; each is free, used (references > 0) or cached (none, but it has an id and can be found).
+    """Pages 0 … total-1: each is free, used (with references) or cached (without references, but found by its id).
 
-    Invariant: free + used + cached = total. When no page is free a cached one is given away: first those that no row
-    will see, then those that a lower tier has too (backed), then the rest (bare), both in the order of the policy.
+    Invariant: free + used + cached = total. When no page is free, a cached page is evicted: first pages that no row
+    will see, then pages with a copy in a lower tier (backed), then all others (bare); the last two in the policy's
+    order.
     """
 
     def __init__(
@@ -23,7 +24,7 @@ class PagePool:
         now_s: Callable[[], float],
     ) -> None:
         self.total = total
-        # Called with every id that is no longer found.
+        # Called with every id that is removed.
         self.gone: Callable[[PageId], None] = lambda _: None
         self._now_s = now_s
         self._free = list(range(total - 1, -1, -1))
@@ -31,33 +32,33 @@ class PagePool:
         self._cached: set[int] = set()
         self._unseen: OrderedDict[int, None] = OrderedDict()
         self._bare, self._backed = order(), order()
-        self._below: dict[PageId, float] = {}  # seconds to fetch a page that a lower tier has, too
+        self._below: dict[PageId, float] = {}  # seconds to fetch a backed page from the lower tier
         self._by_id: dict[PageId, int] = {}
         self._ids: dict[int, PageId] = {}
 
     @property
     def available(self) -> int:
-        """Pages that can be allocated now: free and cached ones."""
+        """The number of pages that can be allocated now: free and cached."""
         return len(self._free) + len(self._cached)
 
     @property
     def spare(self) -> int:
-        """Pages that can be allocated without losing a page: free, backed, or seen by no row."""
+        """The number of pages that can be allocated without loss: free, backed, or seen by no row."""
         return len(self._free) + len(self._unseen) + len(self._backed)
 
     @property
     def used(self) -> int:
-        """Pages with a reference."""
+        """The number of pages with references."""
         return len(self._references)
 
     @property
     def cached(self) -> int:
-        """Pages without a reference that can be found by id."""
+        """The number of pages without references that can be found by id."""
         return len(self._cached)
 
     @property
     def free(self) -> int:
-        """Empty pages."""
+        """The number of empty pages."""
         return len(self._free)
 
     def references(self, page: int) -> int:
@@ -65,7 +66,7 @@ class PagePool:
         return self._references.get(page, 0)
 
     def holds(self, page_id: PageId) -> bool:
-        """True if the page that has this id has a reference."""
+        """True if the page with this id has a reference."""
         return self._by_id.get(page_id, -1) in self._references
 
     def __iter__(self) -> Iterator[PageId]:
@@ -73,15 +74,15 @@ class PagePool:
         yield from self._by_id
 
     def find(self, page_id: PageId) -> int | None:
-        """Return the page that has this id, or None; it takes no reference."""
+        """Return the page with this id, or None, without taking a reference."""
         return self._by_id.get(page_id)
 
     def bare(self, count: int) -> list[PageId]:
-        """Return up to `count` ids of cached pages that no lower tier has, in the order in which to copy them down."""
+        """Return up to `count` ids of cached pages that no lower tier has, in the order to copy them down."""
         return self._bare.victims(count, self._now_s())
 
     def allocate(self) -> int:
-        """Return an empty page with one reference; IndexError if none is available."""
+        """Return an empty page with one reference; IndexError if no page is available."""
         self.free_up(1)
         if not self._free:
             raise IndexError(f"no page available of {self.total}")
@@ -90,7 +91,7 @@ class PagePool:
         return page
 
     def free_up(self, count: int) -> None:
-        """Give cached pages away until `count` are free, or none is cached."""
+        """Evict cached pages until `count` pages are free, or no page is cached."""
         while len(self._free) < count and self._unseen:
             self.forget(self._ids[next(iter(self._unseen))])
         for order in (self._backed, self._bare):
@@ -107,7 +108,7 @@ class PagePool:
         self._references[page] = self._references.get(page, 0) + 1
 
     def publish(self, page: int, page_id: PageId) -> None:
-        """Give a used page, whose keys and values are all written, its id; the first page of an id keeps it."""
+        """Give a fully written used page its id; if another page has the id already, nothing changes."""
         if page not in self._references:
             raise KeyError(f"page {page} is not used")
         if page not in self._ids and page_id not in self._by_id:
@@ -115,7 +116,7 @@ class PagePool:
             self._by_id[page_id] = page
 
     def forget(self, page_id: PageId) -> None:
-        """Drop the id of a page; the page is free unless it has a reference."""
+        """Remove the id of a page; the page is then free unless it has references."""
         page = self._by_id.pop(page_id, None)
         if page is None:
             return
@@ -127,7 +128,7 @@ class PagePool:
         self.gone(page_id)
 
     def back(self, page_id: PageId, seconds: float | None) -> None:
-        """Note that a lower tier has a copy, which takes `seconds` to fetch, or (None) has none any more."""
+        """Record that a lower tier has a copy of a page, fetched in `seconds`; None: it has no copy any more."""
         page = self._by_id.get(page_id)
         if page is None:
             return
@@ -142,7 +143,7 @@ class PagePool:
             self._cache(page)
 
     def release(self, page: int, *, unseen: bool = False) -> None:
-        """Drop one reference; without any the page is cached if it has an id (`unseen`: the next to go), else free."""
+        """Drop one reference; after the last a page with an id is cached (`unseen`: evicted first), else it is free."""
         left = self._references[page] - 1
         if left:
             self._references[page] = left

@@ -1,4 +1,4 @@
-"""The page table: which pages a sequence holds, needs, shares and releases, in every layer group."""
+"""The page table: finds, allocates, shares and releases the pages of sequences, in every layer group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from engine.decoder.sequence import Range, TokenSequence, touched
 
 
 class PrefixMatch(NamedTuple):
-    """The resident pages that a sequence can use, and the ranges left to compute, `todo`.
+    """The resident pages that a sequence can use, and the remaining ranges `todo` to compute.
 
-    `pages` are, per group, the pages of the device (-1: none), `loads` the logical pages to load from the host.
+    Per group, `pages` are the pages on the device (-1: none), `loads` the logical pages to load from the host.
     """
 
     todo: list[Range]
@@ -25,7 +25,7 @@ class PrefixMatch(NamedTuple):
 
 
 class PageTable:
-    """Every group has the same number of pages; a sequence has one page list per group, of pages of its home."""
+    """A list of pages for each sequence and layer group, all in the sequence's home; groups have equally many pages."""
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
         self.windows = list(shape.windows)
@@ -36,19 +36,19 @@ class PageTable:
     # -- reading ---------------------------------------------------------------------------------------
 
     def match(self, sequence: TokenSequence, *, host: bool = True) -> PrefixMatch:
-        """Find the resident pages of a sequence without pages, and the ranges to compute; change nothing.
+        """Find the resident pages for a sequence without pages, and the ranges to compute; change nothing.
 
-        Without `host` pages that only the host has are to be computed as well. Missing pages are any set of ranges. The
-        page of the last token is always computed, since the step needs its last row. Under a window, computing starts
-        at the nearest earlier position whose window is resident. A page computed for one group is computed for all
-        groups, into new pages: no page of another sequence is written.
+        Without `host` pages that only the host has are to be computed, too. Missing pages may form any set of ranges.
+        The page of the last token is always computed, since the step needs its last row. Under a window, computing
+        starts at the nearest earlier position whose window is resident. A page is computed for all groups at once, into
+        new pages: pages of other sequences are never written.
         """
         ids, groups = sequence.ids, range(len(self.pools))
         has = self.tiers.has if host else self._on_device
         last = (sequence.length - 1) // PAGE
         pages = [[-1] * (last + 1) for _ in groups]
         loads: list[list[int]] = [[] for _ in groups]
-        seen = [self._sees(g, last * PAGE) for g in groups]  # the lowest position later rows see
+        seen = [self._sees(g, last * PAGE) for g in groups]  # the lowest position seen later
         computed = [last]
         for page in range(last - 1, -1, -1):
             needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
@@ -79,7 +79,7 @@ class PageTable:
         return 0 if window is None else max(0, position - window + 1)
 
     def resident(self, ids: Sequence[PageId]) -> tuple[int, int]:
-        """Return how many of a chain's pages its next turn would find on the device, and how many on the host only."""
+        """Return the number of a chain's pages that its next turn would find on the device, and on the host only."""
         device = host = 0
         seen = [self._sees(group, len(ids) * PAGE) for group in range(len(self.pools))]
         for page, page_id in enumerate(ids):
@@ -91,12 +91,12 @@ class PageTable:
         return device, host
 
     def keeps(self, page_id: PageId) -> bool:
-        """True if a tier has a page in every group in which a later row may see it (windows may have passed it)."""
+        """True if device or host have a page in every group without a window, or in all groups if all have windows."""
         unlimited = [g for g, window in enumerate(self.windows) if window is None]
         return all(self.tiers.has(g, page_id) for g in unlimited or range(len(self.windows)))
 
     def lacks(self, sequence: TokenSequence) -> list[tuple[int, int]]:
-        """Return (logical page, group) of pages that the last row sees and no tier here has, the last pages first."""
+        """Return (logical page, group) of pages that the last row sees and neither device nor host has, last first."""
         last = (sequence.length - 1) // PAGE
         return [
             (page, group)
@@ -107,23 +107,23 @@ class PageTable:
         ]
 
     def awaits(self, sequence: TokenSequence, page: int) -> bool:
-        """True if a full page that arrives now would save computing it."""
+        """True if the arrival of a full page now would save computing it."""
         if sequence.over or not sequence.pages:
             return not sequence.over
         todo = any(a <= page * PAGE and (page + 1) * PAGE <= b for a, b in sequence.todo)
         return todo and all(page >= len(held) or held[page] < 0 for held in sequence.pages)
 
     def wants(self, sequence: TokenSequence, positions: Sequence[int]) -> int:
-        """Return how many new pages each group must give for rows at `positions` (the same in each group)."""
+        """Return the number of new pages for rows at `positions`, which is the same in each group."""
         held = sequence.pages[0] if sequence.pages else []
-        # Pages of rows to compute are allocated in all groups at once, so one group tells for all.
+        # Pages of rows to compute are allocated in all groups at once, so the first group stands for all.
         if len(positions) == 1:
             page = positions[0] // PAGE
             return int(page >= len(held) or held[page] < 0)
         return sum(page >= len(held) or held[page] < 0 for page in touched(positions))
 
     def most(self, sequence: TokenSequence, chunk: int) -> list[int]:
-        """Return per group the most pages a sequence can hold at once, computing at most `chunk` rows a step."""
+        """Return per group the most pages that a sequence can hold, if a step computes at most `chunk` rows."""
         whole = -(-sequence.most // PAGE)
         return [
             whole if window is None else min(whole, (2 * window + chunk) // PAGE + 4)
@@ -131,21 +131,22 @@ class PageTable:
         ]
 
     def yields(self, sequence: TokenSequence) -> list[dict[int, int]]:
-        """Return per group the pages a sequence holds, with their references (1: releasing makes it available)."""
+        """Return per group a sequence's pages with their references (1: its release makes the page available)."""
         return [
             {page: pool.references(page) for page in held if page >= 0}
             for pool, held in zip(self.pools, sequence.pages, strict=False)
         ]
 
     def available(self, tier: LocalTier) -> int:
-        """Return how many pages each group of a tier can give."""
+        """Return the number of pages available in every group of a tier."""
         return min(pool.available for pool in self.tiers.pools(tier))
 
     def ties(self, sequence: TokenSequence) -> tuple[int, int, tuple[SharedPage, ...]]:
-        """Return what a sequence's leaving its home neither copies nor frees.
+        """Return the pages that are not copied or not freed when a sequence leaves its home.
 
-        These are how many pages need no copy, since the other tier has one in use or windows have passed them, how many
-        windows have passed, and those that others hold as well. Of several groups it is the one that promises least.
+        The result is the number of pages that need no copy, since the other tier has a copy in use or windows have
+        passed them; the number that windows have passed; and the pages with other holders. With several groups the
+        least favourable counts.
         """
         copies: list[int] = []
         least: tuple[int, tuple[SharedPage, ...]] = (0, ())
@@ -167,13 +168,13 @@ class PageTable:
         return min(copies, default=0), *least
 
     def _other(self, sequence: TokenSequence) -> list[PagePool]:
-        """Return the pools of the tier that is not a sequence's home."""
+        """Return the pools of the other tier than a sequence's home."""
         return self.tiers.device if sequence.home == "host" else self.tiers.host
 
     def stands_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> tuple[int, int, int]:
-        """Return how many pages of a match stand on the host, how many of these nobody holds, and how many do not.
+        """Return the number of a match's pages on the host, of unheld ones among these, and of pages not on the host.
 
-        Of several groups it is the number that promises least.
+        With several groups the least favourable counts.
         """
         found = []
         for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
@@ -187,7 +188,7 @@ class PageTable:
         return min(pages), max(idles), max(copies)
 
     def takes(self, match: PrefixMatch) -> int:
-        """Return how many of the device's available pages each group gives, at most, when a match is attached."""
+        """Return the most available device pages that any group gives up when a match is attached."""
         return max(
             len(loads) + sum(page >= 0 and not pool.references(page) for page in pages)
             for pool, pages, loads in zip(self.pools, match.pages, match.loads, strict=True)
@@ -196,7 +197,7 @@ class PageTable:
     # -- changing --------------------------------------------------------------------------------------
 
     def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
-        """Give sequences the pages of matches made since the last change; return the loads to make for them."""
+        """Give sequences the pages of matches found since the last change; return the loads to make."""
         for sequence, match in admitted:
             for pool, held in zip(self.pools, match.pages, strict=True):
                 for page in held:
@@ -205,7 +206,7 @@ class PageTable:
             sequence.pages = [list(held) for held in match.pages]
             sequence.todo = list(match.todo)
             sequence.low = [0] * len(self.pools)
-        # Loads come after all holds, since a loaded page may take the place of a page that no sequence holds.
+        # Loads come after all holds, since a load may evict a page that no sequence holds yet.
         moves = []
         for sequence, match in admitted:
             for group, pages in enumerate(match.loads):
@@ -215,10 +216,10 @@ class PageTable:
         return [move for move in moves if move is not None]
 
     def attach_to_host(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove] | None:
-        """Give a sequence a home on the host, with the pages of a match; return the copies that its first step makes.
+        """Give a sequence a home on the host, with the pages of a match; return the copies for its first step to make.
 
-        Pages that stand on the host are used where they are, also those that other sequences use there. None, and
-        nothing changes, if the host has no room for the others.
+        Pages on the host are used in place, also together with other sequences. None, without any change, if the host
+        has no room for the other pages.
         """
         if not self._fits_on_host(sequence, match):
             return None
@@ -234,9 +235,9 @@ class PageTable:
         return self._copied(sequence, match.pages)
 
     def move(self, sequence: TokenSequence, to: LocalTier) -> list[PageMove] | None:
-        """Change the home of a sequence; return the copies that the step makes, before it writes.
+        """Change the home of a sequence; return the copies for the step to make before it writes.
 
-        None, and nothing changes, if the new home has no room.
+        None, without any change, if the new home has no room.
         """
         before, was = sequence.pages, sequence.home
         wanted = [self._wanted(sequence, group, to) for group in range(len(before))]
@@ -256,7 +257,7 @@ class PageTable:
         return moves
 
     def _fits_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> bool:
-        """Return whether each group of the host can give what a match does not find there, and the rows' pages."""
+        """Return whether every group of the host has room for a match's other pages and for the rows to compute."""
         computed = sum((end - 1) // PAGE - start // PAGE + 1 for start, end in match.todo)
         for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
             used = [*(at for at, page in enumerate(held) if page >= 0), *loads]
@@ -266,7 +267,7 @@ class PageTable:
         return True
 
     def _wanted(self, sequence: TokenSequence, group: int, to: LocalTier) -> int:
-        """Return how many of a tier's available pages a group gives to a sequence that moves there."""
+        """Return the number of available pages that a group of tier `to` gives to a sequence that moves there."""
         held = sequence.pages[group]
         full = zip(held[: (sequence.length - 1) // PAGE], sequence.ids, strict=False)
         used = sum(
@@ -275,9 +276,9 @@ class PageTable:
         return sum(page >= 0 for page in held) - used
 
     def _copied(self, sequence: TokenSequence, before: Sequence[Sequence[int]]) -> list[PageMove]:
-        """Give a sequence the pages that it has not found in its new home; return their copies from `before`.
+        """Allocate a sequence's pages that its new home lacked; return the copies from the pages `before`.
 
-        A full page that another sequence has copied there in this step is that one's.
+        A full page that the step already copies for another sequence is shared with that sequence.
         """
         moves, full = [], (sequence.length - 1) // PAGE
         kind: Literal["load", "save"] = "save" if sequence.home == "host" else "load"
@@ -293,7 +294,7 @@ class PageTable:
         return moves
 
     def arrived(self, sequence: TokenSequence) -> None:
-        """Publish the full pages of a sequence that has a new home: the step that copied them has ended."""
+        """Publish the full pages of a sequence in its new home, after the step that copied them has ended."""
         for group, held in enumerate(sequence.pages):
             for at, page_id in enumerate(sequence.ids[: len(held)]):
                 if held[at] >= 0 and not sequence.missing(at):
@@ -305,7 +306,7 @@ class PageTable:
         return move
 
     def _first(self, sequence: TokenSequence, match: PrefixMatch) -> None:
-        """Count the pages found by a sequence that is admitted for the first time."""
+        """Count the pages found for a sequence at its first admission."""
         prompt = len(sequence.prompt)
         computed = sum(min(b, prompt) - min(a, prompt) for a, b in match.todo)
         sequence.cached = prompt - computed
@@ -320,9 +321,9 @@ class PageTable:
         self.tiers.history.begin(sequence.ids[: prompt // PAGE], self.tiers.now_s)
 
     def catch_up(self, sequence: TokenSequence) -> list[PageMove]:
-        """Give a running sequence those of its missing pages that have arrived since; return the loads to make.
+        """Give a running sequence its missing pages that have arrived meanwhile; return the loads to make.
 
-        It gets them as long as the device has a page available.
+        It gets them only while the device has pages available.
         """
         moves: list[PageMove] = []
         whole = [page for a, b in sequence.todo for page in range(-(-a // PAGE), b // PAGE)]
@@ -330,7 +331,7 @@ class PageTable:
             if page >= (sequence.length - 1) // PAGE or any(
                 page < len(held) and held[page] >= 0 for held in sequence.pages
             ):
-                continue  # the last page is always computed; an allocated page is being computed
+                continue  # the last page is always computed; an allocated page is in computation
             if not all(self.tiers.has(g, sequence.ids[page]) for g in range(len(self.pools))):
                 continue
             if min(pool.available for pool in self.pools) <= 0:
@@ -356,9 +357,9 @@ class PageTable:
                     held[page] = pool.allocate()
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
-        """Publish the pages that the rows at `positions`, just written, have filled; drop pages no row will see."""
+        """Publish pages that the just written rows at `positions` have filled; drop pages that no later row sees."""
         if len(positions) == 1 and (positions[0] + 1) % PAGE and not self.windowed:
-            return  # the usual step of a decoding sequence, which does not fill a page
+            return  # a decoding sequence's usual step, which fills no page
         full = sequence.length // PAGE
         for page in touched(positions):
             if page < full and not sequence.missing(page):
@@ -376,7 +377,7 @@ class PageTable:
             sequence.low[group] = max(end, sequence.low[group])
 
     def release(self, sequence: TokenSequence) -> None:
-        """Release all pages of a sequence; full pages can still be found by id."""
+        """Release all pages of a sequence; full pages stay in the cache under their ids."""
         for group, held in enumerate(sequence.pages):
             for page_id in sequence.ids:
                 self.tiers.used(group, page_id)
@@ -391,7 +392,7 @@ def computed_soon(
     match: PrefixMatch,
     prefilling: Sequence[tuple[TokenSequence, list[tuple[int, int]]]],
 ) -> bool:
-    """Return whether an earlier sequence is about to compute the first page that `sequence` is missing."""
+    """Return whether an earlier sequence is going to compute the first page that `sequence` lacks."""
     page = match.todo[0][0] // PAGE
     if page >= (sequence.length - 1) // PAGE:
         return False  # each sequence computes its own last page

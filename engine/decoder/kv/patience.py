@@ -1,7 +1,7 @@
-"""Patience: how long a sequence waits for pages on their way, and how small its steps are meanwhile. No I/O.
+"""Patience: the time that a sequence waits for pages on their way, and the size of its steps meanwhile. No I/O.
 
-A step of the full token budget computes for as long as many fetches take, and nothing can end it. So computing beside a
-fetch begins with small steps, also when a fetch was late or stood still for a moment.
+A step of the full token budget takes as long as many fetches and cannot be interrupted. So computing beside a fetch
+begins with small steps, also after a late or stalled fetch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 from common.pages.identity import PAGE
 
-# How long a sequence may wait to learn which pages the tiers have, and for a fetch that will be over by then: shares of
-# the seconds that computing the pages takes. A hundredth more goes to small steps, so that all of it is a tenth.
+# The longest wait of a sequence for a look-up of the tiers' pages, and for a fetch that is predicted to end in time: as
+# shares of the seconds to compute the pages. Small steps cost a hundredth more, so that the sum is a tenth.
 ASK, HOLD = 0.03, 0.09
 CAP = 4  # pages computed in a step while others are on their way
-# Fewer pages are computed in one step, of which a step more would cost a large share.
+# Fewer pages are computed in one step: the cost of a further step would be a large share.
 LEAST = 4 * CAP
-MARGIN = 1.5  # times the predicted seconds of a look-up, or of a fetch
-STALL_S = 0.01  # a pause such as every process has now and then on a busy machine
+MARGIN = 1.5  # factor on the predicted seconds of a look-up or a fetch
+STALL_S = 0.01  # an occasional pause of a process on a busy machine
 
 
 class Wait(NamedTuple):
-    """Until when a sequence is held (0.0: not at all), and until when its steps have at most `rows` rows."""
+    """A wait: until when a sequence is held (0.0: not held), and until when its steps have at most `rows` rows."""
 
     hold_until_s: float
     slow_until_s: float
@@ -29,8 +29,8 @@ class Wait(NamedTuple):
 
 
 def for_look_up(now_s: float, asking_s: float, compute_s: float, pages: int) -> Wait:
-    """Return the wait for a look-up, expected to take `asking_s`, of `pages` pages that take `compute_s` to compute."""
-    # No pause is waited for that costs more than half of ASK: most look-ups are over long before.
+    """Return the wait for a look-up, expected to take `asking_s`, of `pages` pages worth `compute_s` of computing."""
+    # The allowance for a pause is at most half of ASK, since most look-ups end much earlier.
     hold_s = min(ASK * compute_s, max(MARGIN * asking_s, min(STALL_S, ASK / 2 * compute_s)))
     held = now_s + hold_s if asking_s <= ASK * compute_s else 0.0
     slow = now_s + HOLD * compute_s if pages >= LEAST else 0.0
@@ -38,10 +38,10 @@ def for_look_up(now_s: float, asking_s: float, compute_s: float, pages: int) -> 
 
 
 def for_fetch(now_s: float, began_s: float, takes_s: float, compute_s: float, pages: int) -> Wait:
-    """Return the wait for the rest of a fetch, which arrives in `takes_s`; all its `pages` take `compute_s` to compute.
+    """Return the wait for the rest of a fetch, predicted to take `takes_s`, of `pages` worth `compute_s` of computing.
 
-    The sequence is held if they arrive before HOLD of `compute_s` has passed since `began_s`, and then not for
-    longer. With `takes_s` 0 nothing is known of the tier.
+    The sequence is held if the rest is predicted to arrive within HOLD of `compute_s` after `began_s`, and never longer
+    than that. `takes_s` 0 means that the tier's speed is unknown.
     """
     if not takes_s:
         return for_look_up(now_s, ASK * compute_s, compute_s, pages)

@@ -1,6 +1,6 @@
-"""The prefetcher: brings a sequence's missing pages to the host, from the last page down, until computing meets them.
+"""The prefetcher: fetches a sequence's missing pages to the host, from the last page down, until computing meets them.
 
-Fetching begins when a job is accepted. Computing waits for fetching only for a small share of the time that computing
+Fetching begins when a job is accepted. Computing waits for fetching at most a small share of the time that computing
 all missing pages would take.
 """
 
@@ -24,20 +24,21 @@ from engine.decoder.kv.tiers import Price
 from engine.decoder.scheduler import Scheduler
 from engine.decoder.sequence import TokenSequence
 
-RISE = 1.25  # the most by which the expected seconds of a look-up grow from one to the next
-AT_ONCE, TOGETHER = 3, 4  # calls under way at once, and pages in each call
-RECALL_S = 2.0  # how long a page on disk is waited for
-# Between two reads of pages that kv_store brings from its disk: kv_store notifies nobody, so these reads poll, for at
-# most RECALL_S.
+RISE = 1.25  # the largest factor by which one look-up raises the expected seconds
+AT_ONCE, TOGETHER = 3, 4  # concurrent calls, and pages in each call
+RECALL_S = 2.0  # the longest wait for a page on disk
+# The pause between two reads of pages that kv_store brings from its disk: kv_store sends no notice, so these reads
+# poll, for at most RECALL_S.
 _POLL_S = 0.004
 _log = log.get("engine")
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """`count` pages that are brought for one sequence from one tier: those not asked for, how many `left`, and `came`.
+    """A fetch of `count` pages for one sequence from one tier: `left` have not arrived yet, `came` have.
 
-    `compute_s` are the seconds of computing all of them; `began_s` is when the sequence began to wait.
+    `wanted` are the pages that were not requested yet. `compute_s` are the seconds to compute all the pages; `began_s`
+    is the time at which the sequence began to wait.
     """
 
     tier: Tier
@@ -52,7 +53,7 @@ class _Fetch:
 
 
 class Prefetcher:
-    """Fetches pages for one scheduler and reports to it; `wake` is called when pages have come that a step may use."""
+    """Fetches pages for one scheduler and reports to it; `wake` is called when a step may use arrived pages."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class Prefetcher:
         self.breakers: dict[Tier, TierBreaker] = {"redis": TierBreaker(), "disk": TierBreaker()}
         self.fetched: Counter[str] = Counter()  # pages by tier
         self.corrupt = 0
-        self._asking_s = _POLL_S / 4  # expected seconds of a look-up which nothing delays
+        self._asking_s = _POLL_S / 4  # expected seconds of an undelayed look-up
         self._tasks: dict[asyncio.Task[None], TokenSequence] = {}
 
     def begin(self, sequence: TokenSequence) -> None:
-        """Look for a waiting sequence's missing pages, and bring those that arrive faster than they are computed."""
+        """Look up a waiting sequence's missing pages, and fetch the pages that arrive faster than they are computed."""
         missing = self._scheduler.table.lacks(sequence)
         prices, now = self._prices([page for page, _ in missing]), self._now_s()
         asked = max(breaker.asks(prices, now) for breaker in self.breakers.values())
@@ -86,7 +87,7 @@ class Prefetcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("pages_not_fetched", exc_info=error)  # the sequence computes them instead
+            _log.error("pages_not_fetched", exc_info=error)  # the sequence computes them
 
     def _prices(self, pages: Sequence[int]) -> list[float]:
         prices: list[float] = self._price(np.array(pages, dtype=np.float64)).tolist()
@@ -97,9 +98,9 @@ class Prefetcher:
         self._scheduler.slow(sequence, wait.slow_until_s, wait.rows)
 
     def _wait_for(self, fetch: _Fetch) -> None:
-        """Let a sequence wait for the pages that have not come yet, or compute few rows a step until they arrive.
+        """Hold a sequence until its missing pages arrive, or limit its steps to few rows meanwhile.
 
-        A tier that was late is not waited for, but the steps beside its fetch are small.
+        A sequence does not wait for a tier that was late, but its steps beside the fetch are small.
         """
         breaker = self.breakers[fetch.tier]
         if not fetch.left:
@@ -111,11 +112,11 @@ class Prefetcher:
         if not fetch.came:
             fetch.held = bool(wait.hold_until_s)
         elif not fetch.held:
-            return  # computing has begun, in steps that end when the fetch is over
+            return  # computing has begun, in small steps until the fetch ends
         self._wait(fetch.sequence, wait)
 
     async def let_end(self) -> None:
-        """Wait until the fetches for sequences that have left have ended."""
+        """Wait for the end of all fetches for sequences that have left."""
         over = [task for task, sequence in self._tasks.items() if sequence.over]
         await asyncio.gather(*over, return_exceptions=True)
 
@@ -148,7 +149,7 @@ class Prefetcher:
     async def _from(
         self, tier: Tier, sequence: TokenSequence, there: list[tuple[int, PageKey]], began_s: float
     ) -> None:
-        """Bring pages of one tier, the most expensive to compute first."""
+        """Fetch pages from one tier, the most expensive to compute first."""
         breaker = self.breakers[tier]
         while there:
             began, prices = self._now_s(), self._prices([page for page, _ in there])
@@ -166,7 +167,7 @@ class Prefetcher:
                 breaker.came(fetch.came, now - began, now)
 
     async def _some(self, fetch: _Fetch) -> None:
-        """Bring a few pages at a time until all are here or computed."""
+        """Fetch a few pages at a time until all have arrived or are computed."""
         tiers, table = self._scheduler.table.tiers, self._scheduler.table
         tier, sequence, wanted = fetch.tier, fetch.sequence, fetch.wanted
         while wanted:
@@ -175,7 +176,7 @@ class Prefetcher:
                 page, key = wanted.popleft()
                 if not table.awaits(sequence, page):
                     fetch.left -= 1
-                    continue  # the page was computed first
+                    continue  # computing was faster
                 if (target := tiers.bring(key.group, key.id)) is not None:
                     targets[key] = target
                 else:
@@ -196,7 +197,7 @@ class Prefetcher:
     async def _keep(
         self, tier: Tier, targets: dict[PageKey, int], values: dict[PageKey, Value]
     ) -> set[PageKey]:
-        """Write values to their host pages; return those that are sound."""
+        """Write values to their host pages; return the pages with sound values."""
         pages = [(key, targets[key], value) for key, value in values.items()]
         wrong = await self._copier.fill(pages) if pages else {}
         for key, error in wrong.items():
@@ -209,7 +210,7 @@ class Prefetcher:
     async def _values(
         self, tier: Tier, sequence: TokenSequence, keys: list[PageKey]
     ) -> dict[PageKey, Value]:
-        """Return the values of pages that are there; pages that kv_store brings from its disk are waited for."""
+        """Return the values of existing pages; wait for pages that kv_store brings from its disk."""
         give_up = self._now_s() + (RECALL_S if tier == "disk" else 0.0)
         found: dict[PageKey, Value] = {}
         while keys and not sequence.over:

@@ -8,14 +8,14 @@ from itertools import islice
 
 from common.pages.identity import PageId, marks_of
 
-MOST_PAGES = 1 << 17  # of all sessions' chains together
+MOST_PAGES = 1 << 17  # in the chains of all sessions together
 MOST_MARKS = 1 << 12
 
 
 class PrefixIndex:
-    """Chains by session, and marks of any prompt's prefix; the longest unused are dropped first, the last one never.
+    """Chains by session, and marks of prompts' prefixes; the longest unused are dropped first, the last chain never.
 
-    A session's chain is that of its latest turn; pages of earlier turns that are not in the chain are still its own.
+    A session's chain is its latest turn's; the session also owns pages of earlier turns that are not in the chain.
     """
 
     def __init__(self, most_pages: int = MOST_PAGES, most_marks: int = MOST_MARKS) -> None:
@@ -27,20 +27,20 @@ class PrefixIndex:
 
     @property
     def sessions(self) -> list[str]:
-        """The sessions that are remembered, the longest unused first."""
+        """The remembered sessions, the longest unused first."""
         return list(self._chains)
 
     @property
     def marks(self) -> list[PageId]:
-        """The marks that are remembered, the longest unused first."""
+        """The remembered marks, the longest unused first."""
         return list(self._marks)
 
     def chain(self, session: str) -> list[PageId]:
-        """Return the pages of a session's latest turn here; none if it is not remembered."""
+        """Return the page ids of a session's latest turn here; empty for an unknown session."""
         return self._chains.get(session, [])
 
     def left(self, session: str, ids: Sequence[PageId]) -> None:
-        """Note that a sequence with these full pages has left; `session` is empty if it was no session's turn."""
+        """Record the full pages of a sequence that has left; `session` is empty for a request without a session."""
         for mark in marks_of(ids):
             self._marks[mark] = None
             self._marks.move_to_end(mark)
@@ -57,7 +57,7 @@ class PrefixIndex:
             self.drop(next(iter(self._chains)))
 
     def drop(self, session: str) -> None:
-        """Drop a session from the index; its pages stay where they are."""
+        """Drop a session from the index; its pages stay in their tiers."""
         if session in self._chains:
             self._pages -= self._size(session)
             del self._chains[session], self._earlier[session]
@@ -68,14 +68,14 @@ class PrefixIndex:
             self._marks.pop(mark, None)
 
     def some_marks(self, count: int) -> list[PageId]:
-        """Return at most `count` marks, those returned longest ago, and put them last."""
+        """Return up to `count` marks, those returned longest ago first, and move them to the end."""
         some = list(islice(self._marks, count))
         for mark in some:
             self._marks.move_to_end(mark)
         return some
 
     def delete(self, session: str, ids: Iterable[PageId]) -> list[PageId]:
-        """Drop a session; return those of its pages, `ids` among them, that no other session remembered here has."""
+        """Drop a session; return its pages, including `ids`, that no other remembered session has."""
         mine = dict.fromkeys([*ids, *self.chain(session), *self._earlier.get(session, ())])
         self.drop(session)
         for other, chain in self._chains.items():

@@ -1,32 +1,32 @@
-"""The breaker of a tier: the seconds a page takes to arrive from the tier, and whether the tier is asked. No I/O."""
+"""The circuit breaker of a tier: predicts the seconds to fetch pages, and decides whether to ask the tier. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MISSES = 3  # in a row, after which a tier is not asked
+MISSES = 3  # misses in a row after which a tier is not asked
 PAUSE_S = 5.0
 LATE = 2.0  # a fetch that takes this many times the prediction is a miss
 SLACK_S = 0.02
-PROBE = 8  # pages of the first fetch, and of the first after a pause
+PROBE = 8  # pages of the first fetch, also of the first fetch after a pause
 WEIGHT = 0.25
 
 
 class TierBreaker:
-    """The record of one tier's fetches: `came` and `failed` add to it, `asks` and `predicted_s` use it."""
+    """The record of one tier's fetches: `came` and `failed` add fetches, `asks` and `predicted_s` evaluate them."""
 
     def __init__(self) -> None:
-        self.page_s = 0.0  # recent mean; 0: nothing is known
+        self.page_s = 0.0  # recent mean seconds per page; 0: unknown
         self.misses = 0
-        self.expected_s = self.took_s = 0.0  # all fetches, as predicted and as measured
+        self.expected_s = self.took_s = 0.0  # seconds of all fetches, predicted and measured
         self._paused_until_s = 0.0
         self._learned_s = -PAUSE_S
         self._probes = True
 
     def asks(self, prices_s: Sequence[float], now_s: float) -> int:
-        """Return how many of some pages to ask for now, given what computing each would take.
+        """Return the number of pages to ask for now, given the seconds of computing each page.
 
-        Pages that take longer to fetch than to compute are not asked for, except a few from time to time, to learn.
+        Pages that take longer to fetch than to compute are not asked for, except for a few now and then, to learn.
         """
         if now_s < self._paused_until_s:
             return 0
@@ -40,7 +40,7 @@ class TierBreaker:
         return pages * self.page_s
 
     def came(self, pages: int, took_s: float, now_s: float) -> None:
-        """Note that a fetch of `pages` pages took `took_s` seconds."""
+        """Record that a fetch of `pages` pages took `took_s` seconds."""
         late = bool(self.page_s) and took_s > LATE * self.predicted_s(pages) + SLACK_S
         self._learned_s = now_s
         self.expected_s += self.predicted_s(pages) if self.page_s else took_s
@@ -50,7 +50,7 @@ class TierBreaker:
         self._judge(now_s, late=late)
 
     def failed(self, now_s: float) -> None:
-        """Note that the tier is away or did not answer in time, which pauses it at once."""
+        """Record that the tier is away or did not answer in time; this pauses the tier at once."""
         self.misses = MISSES
         self._judge(now_s, late=True)
 

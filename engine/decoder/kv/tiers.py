@@ -1,4 +1,4 @@
-"""The pools of both tiers of one worker, device and host, and the moves of pages between them. No bytes."""
+"""The page tiers of one worker, device and host: their pools, and the moves of pages between them. No bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.decoder.kv.eviction.policy import Policy, make_policy
 from engine.decoder.kv.home_pages import HomePages
 from engine.decoder.kv.page_pool import PagePool
 
-SPARE = 0.25  # share of a tier's pages that can be given away without a loss (Pensieve, 3.2)
+SPARE = 0.25  # share of a tier to keep evictable without a loss (Pensieve, 3.2)
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class TierPolicy(NamedTuple):
-    """The eviction policy, and the seconds to recompute a page (by its depth), to load one and to fetch one."""
+    """The eviction policy, and the seconds to recompute a page (by its depth), to load a page and to fetch a page."""
 
     policy: str = "spillway"
     price: Price = np.ones_like
@@ -34,30 +34,30 @@ PLAIN = TierPolicy()
 
 
 class PageTiers:
-    """Per layer group a pool on the device and one on the host; a page has at most one copy in each.
+    """A pool on the device and a pool on the host for each layer group; a page has at most one copy in each.
 
-    A move holds the pages at both of its ends until it is `moved`. What a step reads or writes on the host is held
-    until the step has `ended`, whatever becomes of its sequences: pages of the host may be given away at any time.
+    A move holds its source and its target page until `moved`. Host pages that a step reads or writes are held until the
+    step has `ended`, even if its sequences leave earlier, since free host pages may be reused at any time.
     """
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
         self.now_s = 0.0
         self.history = History()
         self.keeping = keeping
-        self.found: Counter[str] = Counter()  # pages that were needed, by the tier that had them
-        self.saved_s = 0.0  # seconds that computing the pages found would have taken
+        self.found: Counter[str] = Counter()  # needed pages by the tier that had them
+        self.saved_s = 0.0  # seconds of recomputing that found pages have saved
         self.corrupt = 0
         self.moving: set[PageMove] = set()
         self.read: Counter[tuple[LocalTier, int, int]] = Counter()
-        self.origin: dict[PageId, str] = {}  # the tier that a page came to the host from
-        # Host pages that sequences have left since the last step was planned, and those that steps have filled.
+        self.origin: dict[PageId, str] = {}  # the tier from which a page came to the host
+        # Host pages that sequences have left since the last step was planned; host pages that steps have filled.
         self.left: list[tuple[int, int]] = []
         self.written: list[tuple[int, int]] = []
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
         self.homes = HomePages({"device": self.device, "host": self.host})
-        # Pages that the host dropped while the device had them. All pages that the host has are worth more, so these
-        # are not saved again before a sequence has used them.
+        # Pages that the host dropped while the device had them, by group. The host's other pages are worth more, so
+        # these are not saved again until a sequence uses them.
         self._declined: list[set[PageId]] = [set() for _ in shape.windows]
         for above, below, declined in zip(self.device, self.host, self._declined, strict=True):
             above.gone = declined.discard
@@ -84,7 +84,7 @@ class PageTiers:
         return any(pool.find(page_id) is not None for pool in pools)
 
     def used(self, group: int, page_id: PageId) -> None:
-        """Note that a sequence has used a page: the page may be saved again, even if the host had dropped it."""
+        """Record that a sequence used a page: it may then be saved again, even if the host had dropped it."""
         self._declined[group].discard(page_id)
 
     def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
@@ -97,7 +97,7 @@ class PageTiers:
         self.saved_s += float(self.keeping.price(np.array(depths, dtype=np.float64)).sum())
 
     def load(self, group: int, page_id: PageId) -> tuple[int, PageMove | None]:
-        """Take a reference to a page on the device; return the page and, if only the host has it, the load to make."""
+        """Take a reference to a page on the device; return the page, and the load to make if only the host has it."""
         device, host = self.device[group], self.host[group]
         page = device.find(page_id)
         if page is not None:
@@ -110,7 +110,7 @@ class PageTiers:
         page = device.allocate()
         device.publish(page, page_id)
         device.back(page_id, self.keeping.load_s())
-        # For the move, so that no other sequence gets the page before its bytes are there.
+        # The move holds both pages, so that no other sequence gets the page before its bytes have arrived.
         device.hold(page)
         host.hold(source)
         move = PageMove("load", group, page_id, source, page)
@@ -122,7 +122,7 @@ class PageTiers:
         return self.host if tier == "host" else self.device
 
     def publish(self, tier: LocalTier, group: int, page: int, page_id: PageId) -> None:
-        """Give a page that steps have filled its id; one on the host is `written`: it has no checksums yet."""
+        """Give a page that steps have filled its id; a host page is added to `written`, since it lacks checksums."""
         host = self.host[group]
         if tier == "device":
             self.device[group].publish(page, page_id)
@@ -134,33 +134,33 @@ class PageTiers:
         self.backed(group, page_id)
 
     def backed(self, group: int, page_id: PageId) -> None:
-        """Note on the device that the host has a page as well, if it has."""
+        """Record in the device's pool that the host has a copy of a page, if it has."""
         if self.host[group].find(page_id) is not None:
             self.device[group].back(page_id, self.keeping.load_s())
 
     def find_in_place(self, group: int, page_id: PageId) -> int | None:
-        """Take a reference to a page of the host that is attended there; None if the host does not have it."""
+        """Take a reference to a host page to attend to in place; None if the host does not have it."""
         page = self.homes.find("host", group, page_id)
         if page is not None:
             self.found[self.origin.pop(page_id, "host")] += 1
         return page
 
     def leave(self, tier: LocalTier, group: int, page: int, *, unseen: bool = False) -> None:
-        """Drop a sequence's reference to a page: at once on the device, on the host when the step has ended."""
+        """Drop a sequence's reference to a page: at once on the device, at the end of the step on the host."""
         if tier == "host":
             self.left.append((group, page))
         else:
             self.device[group].release(page, unseen=unseen)
 
     def ended(self) -> None:
-        """Note that the steps planned so far have ended."""
+        """Record that all planned steps have ended."""
         for group, page in self.left:
             self.host[group].release(page)
         self.left = []
         self.homes.ended()
 
     def saves(self, most: int) -> list[PageMove]:
-        """Return up to `most` moves per group, the least valuable pages first, if less than a quarter is to spare."""
+        """Return up to `most` moves per group to the host, least valuable first, if less than a quarter is spare."""
         moves = []
         for group, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
             short = math.ceil(SPARE * device.total) - device.spare
@@ -179,7 +179,7 @@ class PageTiers:
         return moves
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
-        """Note that a move has ended; if its bytes are not `sound`, forget the copy that they came from."""
+        """Record that a move has ended; if its bytes are not `sound`, forget the damaged copies."""
         device, host = self.device[move.group], self.host[move.group]
         self.moving.remove(move)
         if move.kind == "load":
@@ -190,7 +190,7 @@ class PageTiers:
             device.release(move.target)
             host.release(move.source)
             return
-        if sound and device.find(move.page_id) == move.source:  # else it was forgotten meanwhile
+        if sound and device.find(move.page_id) == move.source:  # else forgotten meanwhile
             host.publish(move.target, move.page_id)
         host.release(move.target)
         if sound and host.find(move.page_id) is not None:
@@ -198,17 +198,17 @@ class PageTiers:
         device.release(move.source)
 
     def sinking(self, group: int, most: int) -> list[PageId]:
-        """Return up to `most` pages to copy below the host, the least valuable first, if it has little to spare."""
+        """Return up to `most` pages to copy below the host, least valuable first, if less than a quarter is spare."""
         host = self.host[group]
         short = math.ceil(SPARE * host.total) - host.spare
         return host.bare(min(most, short)) if short > 0 else []
 
     def sunk(self, group: int, page_id: PageId) -> None:
-        """Note that a tier below the host has a copy of a page."""
+        """Record that a tier below the host has a copy of a page."""
         self.host[group].back(page_id, self.keeping.fetch_s())
 
     def hold(self, group: int, page_id: PageId) -> tuple[LocalTier, int] | None:
-        """Hold a page to read it; return its tier and place, or None if no tier here has it."""
+        """Hold a page to read it; return its tier and number, or None if neither device nor host has it."""
         pools: tuple[tuple[LocalTier, PagePool], ...] = (
             ("host", self.host[group]),
             ("device", self.device[group]),
@@ -227,13 +227,13 @@ class PageTiers:
         (self.host if tier == "host" else self.device)[group].release(page)
 
     def bring(self, group: int, page_id: PageId) -> int | None:
-        """Return a host page to be filled from a lower tier; None if it is here already, or there is no room."""
+        """Return a host page to fill from a lower tier; None if device or host has the page, or without room."""
         host = self.host[group]
         known = host.find(page_id) is not None or self.device[group].find(page_id) is not None
         return None if known or not host.available else host.allocate()
 
     def brought(self, group: int, page_id: PageId, page: int, origin: str | None) -> None:
-        """Note that a host page was filled from the tier `origin`, or (None) was not filled."""
+        """Record that a host page was filled from the tier `origin`, or (None) could not be filled."""
         host = self.host[group]
         if origin is not None:
             host.publish(page, page_id)
@@ -242,9 +242,9 @@ class PageTiers:
         host.release(page)
 
     def forget(self, ids: Iterable[PageId]) -> tuple[int, int]:
-        """Forget the ids of pages; return how many of them the device had, and the host.
+        """Forget the ids of pages; return how many pages the device had, and how many the host had.
 
-        A page that a sequence holds stays until the sequence releases it; then it is free.
+        A page held by a sequence stays until the sequence releases it, and is then free.
         """
         found = Counter[LocalTier]()
         for page_id in ids:

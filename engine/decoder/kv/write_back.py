@@ -1,4 +1,4 @@
-"""Write-back: puts pages into the tiers below the host, for sessions that come back and before the host evicts them."""
+"""Write-back: puts pages into the tiers below the host, for sessions that return, and before the host evicts pages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.decoder.kv.tiers import PageTiers
 from engine.decoder.sequence import TokenSequence
 
 AT_ONCE = 16
-# The most pages that may wait to be put, and the most whose place and owner are remembered; the oldest are forgotten.
+# The most pages that wait to be put, and the most with a remembered place and owner; the oldest are forgotten.
 WAITING = 1 << 16
 _AGAIN_S = 1.0
 _IDLE_S = 0.5
-_REFUSED_S = 10.0  # how long a page beyond its owner's limit is not tried again
+_REFUSED_S = 10.0  # the pause before a page beyond its owner's limit is tried again
 _NOBODY = bytes(16)
 _log = log.get("engine")
 
@@ -36,10 +36,9 @@ class _Place(NamedTuple):
 
 
 class WriteBack:
-    """Puts one worker's pages; `policy` says which pages are put before the host must evict them.
+    """Puts one worker's pages into lower tiers; `policy` selects pages to put before the host must evict them.
 
-    `through`: all full pages of a turn that has ended; `selective`: those of sessions that have come back at least
-    once; `back`: none.
+    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before; `back`: none.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class WriteBack:
         self._putting = asyncio.Lock()
 
     async def forget(self, ids: Iterable[PageId]) -> None:
-        """Forget pages that may be put; returns once no write of them is under way."""
+        """Forget pages that wait to be put; return once no write of them is in progress."""
         async with self._putting:
             for page_id in ids:
                 self._waiting.pop(page_id, None)
                 self._known.pop(page_id, None)
 
     def ended(self, sequence: TokenSequence) -> None:
-        """Note that a sequence is about to leave: its full pages may be put."""
+        """Record a sequence that is about to leave, so that its full pages may be put."""
         goes = self._policy == "through" or (self._policy == "selective" and sequence.cached > 0)
         parent = sequence.root
         for depth, page_id in enumerate(sequence.ids):
@@ -85,7 +84,7 @@ class WriteBack:
             self._work.set()
 
     async def drain(self, seconds: float) -> None:
-        """Put the pages that this worker still holds, the latest turns' first, until all are put or time is up."""
+        """Put all pages of this worker, the latest turns' first, until all are put or `seconds` are over."""
         give_up = self._now_s() + seconds
         async with self._putting:
             self._waiting = OrderedDict(reversed(self._known.items()))
@@ -94,7 +93,7 @@ class WriteBack:
                     return
 
     async def run(self) -> None:
-        """Put pages until cancelled; while the tier is away or full, try again a little later."""
+        """Put pages until cancelled; while the tier is away or full, pause between tries."""
         while True:
             async with self._putting:
                 went = await self._put_some()
@@ -105,7 +104,7 @@ class WriteBack:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _wait(self) -> None:
-        """Wait for a sequence that leaves, and at most `_IDLE_S`: pages that the host is to evict notify nobody."""
+        """Wait up to `_IDLE_S` for a sequence that leaves; pages close to eviction send no notice."""
         try:
             async with asyncio.timeout(_IDLE_S):
                 await self._work.wait()
@@ -113,7 +112,7 @@ class WriteBack:
             return
 
     async def _put_some(self) -> bool | None:
-        """Put the next pages; False if the tier is away or full, None if there are none."""
+        """Put the next pages; False if the tier is away or full, None if no page waits."""
         waited = self._next_waiting()
         some = self._keyed(waited) or self._sinking()
         if not some:
@@ -123,7 +122,7 @@ class WriteBack:
         except TierDown as error:
             _log.warning("pages_not_put", error=str(error))
             went = False
-        if not went:  # these go behind the others, which may belong on another node
+        if not went:  # retried after the other pages, which another node may take
             self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
         return went
 
@@ -150,13 +149,13 @@ class WriteBack:
         return self._known.get(page_id, _Place(_NOBODY, depth, b""))
 
     async def _put(self, some: dict[PageKey, _Place]) -> bool:
-        """Put the pages that are not there yet; False if there is no room for them."""
+        """Put the pages that the tier lacks; False if the tier has no room."""
         keys = list(some)
         for key, tier in zip(keys, await self._store.where(keys), strict=True):
             if tier is None:
                 held = self._tiers.hold(key.group, key.id)
                 if held is None:
-                    continue  # no tier of this worker has it any more
+                    continue  # neither device nor host has the page any more
                 try:
                     value = await self._copier.value(self._header(key, some[key]), *held)
                 finally:
@@ -165,7 +164,7 @@ class WriteBack:
                 self.put[outcome] += 1
                 if outcome == "full":
                     return False
-                if outcome == "over":  # pages of other owners may still have room
+                if outcome == "over":  # only this owner's limit is reached
                     self._refuse(key)
                     continue
             self._tiers.sunk(key.group, key.id)

@@ -1,4 +1,4 @@
-"""A step in stages as it was planned and as it was computed: for metrics, and for the timeline that operators see."""
+"""The record of a step in stages, as planned and as computed: for metrics, and for the operators' timeline."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.decoder.offload.plan import Choice
 
 
 class ComputedStep(NamedTuple):
-    """Why it was computed so, its decoding rows and those attended on the host, and its seconds.
+    """A computed step: the reason of its plan, its decoding rows, the rows attended on the host, and its seconds.
 
-    `long_slack_s` and `short_slack_s` are the seconds by which its plan has the host done before the device in either
-    half of a layer (see `StageTimes`). `stages` are those it had, in the order in which they ended.
+    `long_slack_s` and `short_slack_s` are the planned seconds between the host's end and the device's later end in the
+    two halves of a layer (see `StageTimes`). `stages` are its timed stages, in the order of their ends.
     """
 
     why: Choice
@@ -27,18 +27,18 @@ class ComputedStep(NamedTuple):
 
     @property
     def span_s(self) -> float:
-        """Seconds from the begin of its first stage to the end of its last one."""
+        """Seconds from the begin of the first stage to the end of the last stage."""
         begin_s = min((each.begin_s for each in self.stages), default=0.0)
         return max((each.end_s for each in self.stages), default=0.0) - begin_s
 
     @property
     def device_idle_s(self) -> float:
-        """Seconds between these in which the device computed no stage: it waited for the host, or for its next work."""
+        """Seconds of this span in which the device computed no stage: it waited for the host, or for its next work."""
         return self.span_s - self._busy_s(on_host=False)
 
     @property
     def host_idle_s(self) -> float:
-        """Seconds between these in which nothing was attended on the host."""
+        """Seconds of this span in which the host attended to nothing."""
         return self.span_s - self._busy_s(on_host=True)
 
     def _busy_s(self, *, on_host: bool) -> float:

@@ -1,4 +1,4 @@
-"""Seconds of the stages of a step in which a part of the sequences is attended on the host (NEO, section 3.2)."""
+"""Costs of a step's stages when the host attends to some of the sequences, in seconds (NEO, section 3.2)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Attention = Literal["device", "host", "prefill", "exchange"]
 
 
 class OffloadCosts(NamedTuple):
-    """Seconds of one layer's stages, and of what a step takes besides.
+    """Cost models of one layer's stages, and the seconds of a step outside its layers.
 
-    `linear` is by rows (before and after attention: all that reads weights). `device` and `host` are one row's decode
-    attention by sequences and by the tokens attended to, `prefill` is by prompts and by the pairs of a row and a token
-    it attends to, `exchange` by rows whose Q, K and V go to the host and whose O comes back. `page_s` is the time to
-    copy one page of all layers between the tiers, `step_s` what a step takes outside its layers.
+    `linear` are the stages that read weights, before and after attention, by rows. `device` and `host` are decode
+    attention by sequences and attended tokens, `prefill` is attention of prompts by prompts and (row, attended token)
+    pairs, `exchange` the transfer of rows by rows: Q, K and V to the host, and O back. `page_s` is the time to copy one
+    page of all layers between the tiers, `step_s` the time of a step outside its layers.
     """
 
     layers: int
@@ -35,7 +35,7 @@ class OffloadCosts(NamedTuple):
     step_s: float
 
     def over(self, link: HelperLink) -> OffloadCosts:
-        """Return the costs with a helper at the other end of a link: rows and moved pages go over it, too."""
+        """Return the costs with a helper on a link, over which rows and moved pages are sent, too."""
         way, exchange = link.cost, self.exchange
         return self._replace(
             exchange=LinearCost(
@@ -51,7 +51,7 @@ class OffloadCosts(NamedTuple):
         return self.device.seconds(sequences, tokens) if sequences else 0.0
 
     def host_s(self, sequences: int, tokens: int) -> float:
-        """Return the seconds of one layer's decode attention on the host, with the way there and back."""
+        """Return the seconds of one layer's decode attention on the host, including the transfer of rows both ways."""
         if not sequences:
             return 0.0
         return self.host.seconds(sequences, tokens) + self.exchange.seconds(sequences, 0)
@@ -62,7 +62,7 @@ class OffloadCosts(NamedTuple):
 
 
 class OffloadPoints(msgspec.Struct, frozen=True):
-    """What was measured at the start, per layer: (rows, seconds), and (items, tokens, seconds) of each attention."""
+    """Measurements at the start, per layer: (rows, seconds), or for kinds of attention (items, tokens, seconds)."""
 
     layers: int
     linear: list[tuple[float, float]]
@@ -75,10 +75,10 @@ class OffloadPoints(msgspec.Struct, frozen=True):
 
 
 class OffloadProfile:
-    """The costs of one model on one machine, as they are learned: fitted to points, re-fitted by every stage timed."""
+    """The costs of one model on one machine: fitted to measured points, and re-fitted after every timed stage."""
 
     def __init__(self, points: OffloadPoints) -> None:
-        """Begin with measured points; ValueError if a stage has none."""
+        """Begin with measured points; ValueError if a stage has no point."""
         self._points = points
         self._linear = OnlineTable(points.linear)
         self._attention: dict[Attention, OnlineCost] = {
@@ -90,7 +90,7 @@ class OffloadProfile:
 
     @property
     def costs(self) -> OffloadCosts:
-        """The costs as far as they are known now."""
+        """The costs as fitted so far."""
         lines = {name: online.cost for name, online in self._attention.items()}
         points = self._points
         return OffloadCosts(
@@ -99,16 +99,16 @@ class OffloadProfile:
         )  # fmt: skip
 
     def linear_took(self, rows: int, seconds: float) -> float:
-        """Learn from one layer's linear stage; return measured over predicted seconds."""
+        """Learn from one layer's linear stage; return measured / predicted seconds."""
         return self._linear.observe(rows, seconds)
 
     def attention_took(self, stage: Attention, items: int, tokens: int, seconds: float) -> float:
-        """Learn from one layer's attention stage, or exchange; return measured over predicted seconds."""
+        """Learn from one layer's attention stage or exchange; return measured / predicted seconds."""
         return self._attention[stage].observe(items, tokens, seconds)
 
 
 def keep(folder: Path, machine: str, fingerprint: str, points: OffloadPoints) -> None:
-    """Write what was measured of a model on a machine, to be read by `kept`."""
+    """Write the measurements of a model on a machine to a file, to be read by `kept`."""
     folder.mkdir(parents=True, exist_ok=True)
     place = _place(folder, machine, fingerprint)
     fresh = place.with_suffix(".new")
@@ -117,7 +117,7 @@ def keep(folder: Path, machine: str, fingerprint: str, points: OffloadPoints) ->
 
 
 def kept(folder: Path, machine: str, fingerprint: str) -> OffloadPoints | None:
-    """Return what was measured of a model on a machine; None if nothing was, or if it cannot be read."""
+    """Return the stored measurements of a model on a machine; None if there are none, or if they cannot be read."""
     try:
         return msgspec.json.decode(
             _place(folder, machine, fingerprint).read_bytes(), type=OffloadPoints

@@ -1,4 +1,4 @@
-"""Homes of sequences in a running engine: makes plain queues of what the scheduler has, and names what is planned."""
+"""The home planner: turns a running engine's sequences into the plain input of plans, and plans back to sequences."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
 
 
 class PlacedRows(NamedTuple):
-    """The next so many `rows` of a sequence, its home in this step, who attends, and the sub-batch.
+    """The next `rows` rows of a sequence, its home in this step, the tier that attends, and the sub-batch.
 
-    `resume` is what becomes of the pages of a new sequence that only the host has.
+    `resume` is the use of a new sequence's pages that only the host has.
     """
 
     sequence: TokenSequence
@@ -46,7 +46,7 @@ class PlacedRows(NamedTuple):
 
 
 class HomePlan(NamedTuple):
-    """One step: sequences that lose their pages, those that change their home, and rows, of new sequences too."""
+    """The plan of one step: sequences that lose their pages, changes of home, and rows, also of new sequences."""
 
     preempt: list[TokenSequence]
     moves: list[tuple[TokenSequence, LocalTier]]
@@ -54,14 +54,14 @@ class HomePlan(NamedTuple):
 
 
 class HomePlanner:
-    """Plans steps of sequences at home on the device or on the host, and learns from those that were computed.
+    """Plans steps of sequences at home on the device or on the host, and learns costs from computed steps.
 
-    `latest` is the last plan, `on_host` and `decoded` count decoding rows by now: those attended on the host, and all.
-    `choices` count plans by their reasons, `predicted_s` and `measured_s` are the seconds of steps in stages by now,
-    `idle_s` those in which either side computed nothing between the first and the last of their stages. `slack_s` are
-    the seconds by which the host is to be done before the device in both halves of a layer, of the latest plan of two
-    batches; `computed` is the latest step in stages. `resumed` counts sequences by what became of their pages that only
-    the host had, `host_pages` the pages with which sequences came home to the host, by how they got them.
+    `latest` is the last plan. `decoded` counts all decode rows so far, `on_host` those attended on the host. `choices`
+    counts plans by reason. `predicted_s` and `measured_s` are the total seconds of steps in stages, `idle_s` the total
+    seconds in which a side computed nothing between a step's first and last stage. `slack_s` are the latest two-batch
+    plan's seconds between the host's end and the device's later end in both halves of a layer; `computed` is the latest
+    step in stages. `resumed` counts sequences by the use of pages that only the host had, `host_pages` the pages with
+    which sequences got a home on the host, by their origin.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HomePlanner:
         *,
         step_s: float = math.inf,
     ) -> None:
-        """`step_s` is how long a step may take by its prediction (see `OffloadLimits`)."""
+        """`step_s` is the longest predicted step (see `OffloadLimits`)."""
         self.executor, self.profile, self.mode = executor, profile, mode
         self.latest = OffloadPlan()
         self.on_host = self.decoded = 0
@@ -86,7 +86,7 @@ class HomePlanner:
         self._step_s = step_s
 
     def fits(self, sequence: TokenSequence, pages: int, host_pages: int, tokens: int) -> bool:
-        """True if a sequence, at its longest, fits pools of so many pages, and steps of so many rows, alone."""
+        """True if a sequence, at its longest and alone, fits the pools, and a step of `tokens` rows where needed."""
         if self.mode in _ALL_ON_HOST:
             return pages_of(sequence.most) <= host_pages and sequence.most <= tokens
         return pages_of(sequence.most) <= pages
@@ -99,10 +99,10 @@ class HomePlanner:
         tokens: int,
         most_running: int,
     ) -> HomePlan:
-        """Plan the next step of `running` and `waiting`, both in order of urgency; change no sequence."""
+        """Plan the next step of `running` and `waiting`, both in order of urgency, without changing a sequence."""
         sequences = list(running)
         self.host_pages = table.tiers.homes.counts
-        # What a sequence's leaving frees matters only where pages may run out.
+        # The pages that a sequence frees when it leaves are computed only for tiers whose pages may run out.
         ample = len(running) + pages_of(tokens)
         pressed: dict[LocalTier, bool] = {
             tier: table.windowed or table.available(tier) < ample for tier in TIERS
@@ -148,12 +148,12 @@ class HomePlanner:
         )
 
     def admitted(self, placed: PlacedRows) -> None:
-        """Note that a new sequence was admitted as planned."""
+        """Count a new sequence that was admitted as planned."""
         if placed.resume is not None:
             self.resumed[placed.resume] += 1
 
     def learn(self, batch: Sequence[SequenceInput], times: Sequence[StageTime]) -> None:
-        """Learn from the stages of a step that was computed at once."""
+        """Learn from the stages of a step that was not executed again request by request."""
         layers = 1 + max((each.layer for each in times), default=-1)
         took: dict[tuple[int, str], float] = {}
         for each in times:
@@ -166,7 +166,7 @@ class HomePlanner:
             own = [row for row in rows if row.home == row.attended == "device"]
             hosted = [len(row.positions) for row in rows if row.attended == "host"]
             seen = sum(row.positions[-1] + 1 for row in rows if row.attended == "host")
-            # Rows of a prompt read its pages together, which no line here says.
+            # Rows of a prompt read its pages together, which the cost by sequences and tokens does not describe.
             if hosted and max(hosted) == 1:
                 self.profile.attention_took("host", len(hosted), seen, took[part, "host"])
             if own and all(len(row.tokens) == 1 for row in own):
@@ -183,7 +183,7 @@ class HomePlanner:
         measured_s: float,
         times: Sequence[StageTime],
     ) -> None:
-        """Count the decoding rows of a step in stages, the last one planned, its seconds, and what was idle."""
+        """Count the decode rows, the seconds and the idle times of the last planned step, which ran in stages."""
         attended = [row.attended for row in batch if len(row.tokens) == 1]
         plan = self.latest
         step = self.computed = ComputedStep(
@@ -233,7 +233,7 @@ def _ready(
     tokens: int,
     most_running: int,
 ) -> list[tuple[TokenSequence, PrefixMatch]]:
-    """Return the sequences that may be admitted to a step, with the pages that are there for them."""
+    """Return the sequences that a step may admit, with their computed pages."""
     found: list[tuple[TokenSequence, PrefixMatch]] = []
     prefilling = [(sequence, sequence.todo) for sequence in running if not sequence.decodes]
     rows = 0
@@ -244,7 +244,7 @@ def _ready(
             continue
         match = table.match(sequence)
         if computed_soon(sequence, match, prefilling):
-            break  # a later step finds these pages computed
+            break  # after a later step these pages are computed
         found.append((sequence, match))
         prefilling.append((sequence, match.todo))
         rows += sum(end - start for start, end in match.todo)

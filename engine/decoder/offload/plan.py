@@ -1,4 +1,4 @@
-"""Sequences, pools and plans as plain values: all that a step may compute where, and all it is planned to compute."""
+"""Plain values for planning a step across device and host: sequences, pools and limits as input, plans as output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from common.pages.identity import PAGE
 from engine.decoder.executor.interface import LocalTier
 from engine.decoder.sequence import Range
 
-SETTLE = 8  # steps that a sequence stays in a home before it is moved for no more than speed
+SETTLE = 8  # steps that a sequence stays in a home before a move that only gains speed
 
 
 class OffloadMode(StrEnum):
-    """How the host is used; all but `asymmetric` are there to be compared with it (NEO, section 3.1 and 5.3).
+    """The use of the host; all modes but `asymmetric` exist for comparison with it (NEO, section 3.1 and 5.3).
 
-    `device`: not at all. `simple`: all decode attention on the host, one batch, nothing overlaps. `symmetric`: homes
-    as in `asymmetric`, each half of every home in one of two batches. `full`: all decode attention on the host, two
-    equal batches (FastDecode). `swap`: pages on the host are brought to the device at every step, layer by layer, as
-    many as come while the device computes. `asymmetric`: NEO.
+    `device`: the host is not used. `simple`: all decode attention on the host, in one batch without overlap.
+    `symmetric`: homes as in `asymmetric`; each of two batches has half of every home's sequences. `full`: all decode
+    attention on the host, in two equal batches (FastDecode). `swap`: at every step pages on the host are copied to the
+    device, layer by layer, as many as can be copied while the device computes. `asymmetric`: NEO.
     """
 
     DEVICE = "device"
@@ -31,10 +31,11 @@ class OffloadMode(StrEnum):
 
 
 class HostHistory(NamedTuple):
-    """Pages of a new prompt that stand on the host, `pages` of them: used where they are if its home is there.
+    """The computed pages of a new prompt on the host: `pages` in all, used in place if the prompt's home is the host.
 
-    `idle` are those that no sequence holds: they count as free on the host until they are used. The device has no copy
-    of `fetched`; `alone` are the ranges to compute if these are computed anew. `copied` are found on the device only.
+    `idle` pages are held by no sequence, and count as free on the host until they are used. `fetched` pages have no
+    copy on the device; `alone` are the ranges to compute if these are recomputed. `copied` pages are only on the
+    device.
     """
 
     pages: int
@@ -48,12 +49,12 @@ NO_HISTORY = HostHistory(0, 0, 0, ())
 
 
 class PromptState(NamedTuple):
-    """A sequence with prompt rows to compute: `ranges` of positions, rising, the last of which ends with its length.
+    """A sequence with prompt rows to compute: rising `ranges` of positions, of which the last ends with its length.
 
-    `pages` are those it has on the device: found computed, or held because it is `running`. A running one is at home
-    on the device, since a prompt at home on the host is computed in one step. `brought` are pages that its first rows
-    need besides their own: found computed on the host, or on the device where nobody holds them. `history` is what the
-    host has of it.
+    `pages` is the number of its pages on the device: found computed, or held because it is `running`. A running prompt
+    is at home on the device, since a prompt at home on the host is computed in one step. `brought` is the number of
+    free device pages that its first rows take besides new ones: for pages found on the host, or found on the device and
+    held by no sequence. `history` are its pages on the host.
     """
 
     order: int
@@ -65,16 +66,16 @@ class PromptState(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows still to be computed."""
+        """The number of rows still to be computed."""
         return sum(end - start for start, end in self.ranges)
 
     @property
     def length(self) -> int:
-        """Its tokens."""
+        """The number of its tokens."""
         return self.ranges[-1][1]
 
     def pairs(self, rows: int) -> int:
-        """Return how many pairs of a row and a token it attends to the next `rows` rows make."""
+        """Return the number of (row, attended token) pairs of the next `rows` rows."""
         total = 0
         for start, end in self.ranges:
             taken = min(rows, end - start)
@@ -83,7 +84,7 @@ class PromptState(NamedTuple):
         return total
 
     def missing(self, rows: int) -> int:
-        """Return the pages it needs for its next `rows` rows beyond those it has; a page that it began it has."""
+        """Return the number of further pages for its next `rows` rows; a page that it has begun is not counted."""
         pages = self.brought if rows else 0
         for start, end in self.ranges:
             taken = min(rows, end - start)
@@ -95,12 +96,12 @@ class PromptState(NamedTuple):
 
     @property
     def wanted_on_host(self) -> int:
-        """Pages that a home on the host takes beside those that stand there."""
+        """The number of pages to add on the host if the prompt gets its home there."""
         return pages_of(self.length) - self.history.pages
 
     @property
     def anew(self) -> PromptState:
-        """The prompt if nothing is fetched for it: what only the host has is computed."""
+        """The prompt without fetched pages: pages that only the host has are recomputed."""
         history = self.history
         return self._replace(
             ranges=history.alone, brought=self.brought - history.fetched, history=NO_HISTORY
@@ -108,9 +109,9 @@ class PromptState(NamedTuple):
 
 
 class SharedPage(NamedTuple):
-    """A page that other sequences, or copies on their way, hold as well: `holders` in all.
+    """A page with `holders` holders: sequences, and copies in progress.
 
-    `page` is its number in its tier; `copied` says that the other tier has a copy in use.
+    `page` is its number in its tier; `copied` is true if the other tier has a copy in use.
     """
 
     page: int
@@ -119,11 +120,11 @@ class SharedPage(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """A sequence whose next row yields a token: it attends to `length` tokens, the row's own among them.
+    """A decoding sequence: its next row yields a token, and attends to `length` tokens including its own.
 
-    `pages` are those it holds in its home, of which the other tier has `copies` too; `passed` by windows are counted,
-    but there is none to free, and `shared` are free once all their holders have left. `skipped` is for how many steps
-    in a row it has had no row, `settled` for how many steps it has been in its home.
+    `pages` is the number of its pages in its home; the other tier has copies of `copies` of them. `passed` pages, which
+    windows have left behind, are counted in `pages` but free nothing; `shared` pages are free once all their holders
+    have left. `skipped` is the number of steps in a row without a row of it, `settled` the number of steps in its home.
     """
 
     order: int
@@ -138,19 +139,19 @@ class DecodeState(NamedTuple):
 
     @property
     def grows(self) -> int:
-        """Pages it needs for its next row."""
+        """The number of new pages for its next row."""
         return max(0, pages_of(self.length) - self.pages)
 
 
 class PoolState(NamedTuple):
-    """Pages of one tier, and how many of them can be allocated."""
+    """The pages of one tier: in all, and available for allocation."""
 
     total: int
     free: int
 
 
 class OffloadState(NamedTuple):
-    """What a step is planned of: prompts and decoding sequences, both in order of urgency, and the pools."""
+    """The input of a plan: prompts and decoding sequences, both in order of urgency, and the pools."""
 
     prompts: tuple[PromptState, ...]
     decoding: tuple[DecodeState, ...]
@@ -161,8 +162,8 @@ class OffloadState(NamedTuple):
 class OffloadLimits(NamedTuple):
     """The largest step: rows (no fewer than sequences), sequences that hold pages, and predicted seconds.
 
-    `step_s` bounds latency besides throughput. A step takes longer only where its device decode rows do without
-    anything else, with one page of a prompt, or with sequences that have waited as long as they may.
+    `step_s` bounds the latency of a step. A step may take longer only if its decode rows on the device alone do, with
+    one page of a prompt, or with sequences that have waited as long as allowed.
     """
 
     tokens: int
@@ -170,15 +171,15 @@ class OffloadLimits(NamedTuple):
     step_s: float = math.inf
 
 
-# How a new prompt uses pages that only the host has: attended where they are, fetched to the device, or computed anew.
+# A new prompt's use of pages that only the host has: attended in place, fetched to the device, or recomputed.
 Resume = Literal["attend", "fetch", "recompute"]
 
 
 class PromptChunk(NamedTuple):
-    """The next `rows` rows of a prompt; `finishes` if the last of them yields a token, `home` is where its pages go.
+    """The next `rows` rows of a prompt, at home in `home`; `finishes` if the last row yields a token.
 
-    `pages` are those it takes there, `copied` those that are copied between the tiers. `attended` is the tier that
-    attends with its rows, and `resume` what becomes of its history on the host, if there is any.
+    `pages` is the number of pages taken in the home, `copied` the number of pages copied between the tiers. `attended`
+    is the tier that attends with its rows, and `resume` the use of its history on the host, if there is any.
     """
 
     order: int
@@ -192,9 +193,9 @@ class PromptChunk(NamedTuple):
 
 
 class HomeMove(NamedTuple):
-    """A sequence changes its home; `pages` are copied. Moved to the device it has a row in this step, to the host none.
+    """A sequence's change of home, with `pages` copied pages; it has a row in this step if it moves to the device.
 
-    Pages that it leaves count as free in this step: each layer's copies come before the layer's new keys and values.
+    The pages that it leaves are free in the same step, since each layer's copies run before the layer's writes.
     """
 
     order: int
@@ -203,7 +204,7 @@ class HomeMove(NamedTuple):
 
 
 class SubBatch(NamedTuple):
-    """One of a step's batches: chunks of prompts, and sequences with one row each, by the tier that attends."""
+    """One of a step's batches: chunks of prompts, and decoding sequences by the tier that attends to them."""
 
     prompts: tuple[PromptChunk, ...] = ()
     device: tuple[int, ...] = ()
@@ -211,15 +212,16 @@ class SubBatch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the batch."""
+        """The number of rows in the batch."""
         return sum(chunk.rows for chunk in self.prompts) + len(self.device) + len(self.host)
 
 
 class StageTimes(NamedTuple):
-    """Predicted seconds of one layer's stages, of batch 0 and batch 1.
+    """Predicted seconds of one layer's stages, for (batch 0, batch 1).
 
-    In the long half batch 0's linear work runs beside batch 1's attention, in the short half the other way round:
-    max(linear_0 + device_1, host_1) + max(linear_1 + device_0, host_0) (NEO, 3.2; `device_1` is 0 there).
+    In the long half of a layer batch 0's linear work runs beside batch 1's attention, in the short half batch 1's
+    linear work beside batch 0's attention: max(linear_0 + device_1, host_1) + max(linear_1 + device_0, host_0) (NEO,
+    3.2, where `device_1` is 0).
     """
 
     linear: tuple[float, float] = (0.0, 0.0)
@@ -228,23 +230,23 @@ class StageTimes(NamedTuple):
 
     @property
     def long_slack_s(self) -> float:
-        """Seconds by which the host is done before the device in the long half; the first inequality: not below 0."""
+        """Seconds that the device takes longer than the host in the long half; NEO's first inequality: not below 0."""
         return self.linear[0] + self.device[1] - self.host[1]
 
     @property
     def short_slack_s(self) -> float:
-        """Seconds by which the host is done before the device in the short half; the second inequality."""
+        """Seconds that the device takes longer than the host in the short half; the second inequality."""
         return self.linear[1] + self.device[0] - self.host[0]
 
     @property
     def layer_s(self) -> float:
-        """Seconds of a layer whose stages overlap."""
+        """Seconds of a layer if stages overlap."""
         long = max(self.linear[0] + self.device[1], self.host[1])
         return long + max(self.linear[1] + self.device[0], self.host[0])
 
     @property
     def serial_s(self) -> float:
-        """Seconds of a layer of which nothing overlaps."""
+        """Seconds of a layer without overlap."""
         return sum(self.linear) + sum(self.device) + sum(self.host)
 
 
@@ -254,14 +256,14 @@ Choice = Literal[
 
 
 class OffloadPlan(NamedTuple):
-    """One step: at most two batches, changes of homes, sequences that lose their pages, and what is predicted.
+    """The plan of one step: at most two batches, changes of home, sequences that lose their pages, and predictions.
 
-    `seconds` are the step's, `served` its rows that decode plus the shares of its prompts that it computes. `why` is
-    `device only`, `host beside device` (one batch; the host attends while the device does), `two batches`, `in place`
-    (the device waits while a prompt's history is attended on the host, which costs less than to bring it), `overdue`
-    (sequences that may wait no longer, or nothing else to do: the inequalities need not hold), or `fixed` (a mode that
-    does not choose). `device_only` is the served share a second of batch 0 without the host's sequences.
-    `examined` counts the sequences looked at while packing, the cost of planning.
+    `seconds` is the step's predicted duration, `served` the number of decode rows plus the computed share of each
+    prompt. `why` is `device only`, `host beside device` (one batch; host and device attend at the same time), `two
+    batches`, `in place` (the device waits while the host attends to a prompt's history, which costs less than a copy to
+    the device), `overdue` (sequences must not wait longer, or there is no other work: the inequalities need not hold),
+    or `fixed` (a mode without a choice). `device_only` is the throughput of batch 0 without the host's sequences.
+    `examined` counts the sequences examined by packing: the cost of planning.
     """
 
     batches: tuple[SubBatch, ...] = ()
@@ -276,10 +278,10 @@ class OffloadPlan(NamedTuple):
 
     @property
     def throughput(self) -> float:
-        """Served a second; 0 of an empty step."""
+        """The value `served` per second; 0 for an empty step."""
         return self.served / self.seconds if self.seconds else 0.0
 
 
 def pages_of(tokens: int) -> int:
-    """Return the pages that so many tokens fill."""
+    """Return the number of pages that `tokens` tokens take."""
     return -(-tokens // PAGE)

@@ -1,4 +1,4 @@
-"""Times the stages of steps at the start, on the device and on the host, for the costs by which steps are planned."""
+"""The probes of a step's stages, timed at the start on device and host: the costs for planning are fitted to them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from engine.decoder.executor.interface import (
 from engine.decoder.offload.costs import OffloadPoints
 from engine.decoder.offload.plan import pages_of
 
-LIMIT_S = 8.0  # beyond it only what is needed to have any costs is timed
+LIMIT_S = 8.0  # after this time only the probes that every cost needs are run
 _REPEATS, _PROBE_S = 3, 0.5
 _MOVED = 8
-_NEEDED = 3  # shapes without which a stage has no cost
+_NEEDED = 3  # the first shapes, without which a stage has no cost
 _LEAST_S = 1e-9
 
 
 class _Shape(NamedTuple):
-    """Sequences with so many rows each, the last at position `end` - 1, at home in a tier that attends to them."""
+    """A probe's sequences: each has `rows` rows, the last at position `end` - 1, in a home that attends to them."""
 
     tier: LocalTier
     sequences: int
@@ -37,7 +37,7 @@ class _Shape(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    """Seconds of a layer's stages by name, and of what the step took besides its stages."""
+    """Seconds of a layer's stages by name, and of the step outside its stages."""
 
     layers: int
     stages: dict[str, float]
@@ -47,7 +47,7 @@ class _Timed(NamedTuple):
 def measure_stages(
     executor: StagedExecutor, step_tokens: int, max_running: int, clock: Clock = SYSTEM
 ) -> OffloadPoints:
-    """Time steps of rising sizes on empty pages, for some seconds, and a copy of pages between the tiers."""
+    """Time steps of rising sizes on empty pages, for a few seconds, and a copy of pages between the tiers."""
     linear: list[tuple[float, float]] = []
     attention: dict[Literal["device", "host", "prefill", "exchange"], list[Probe]] = {
         "device": [], "host": [], "prefill": [], "exchange": []
@@ -77,7 +77,7 @@ def measure_stages(
 
 
 def _shapes(executor: StagedExecutor, step_tokens: int, max_running: int) -> Iterator[_Shape]:
-    """Yield shapes by their worth: each stage once, then all in rising numbers, with short and long contexts."""
+    """Yield shapes, the most useful first: each stage once, then rising numbers with short and long contexts."""
     shape = executor.shape
     pages: dict[LocalTier, int] = {"device": shape.pages, "host": shape.host_pages}
     longest = min(step_tokens, shape.context - 1, shape.pages * PAGE)
@@ -99,7 +99,7 @@ def _shapes(executor: StagedExecutor, step_tokens: int, max_running: int) -> Ite
 
 
 def _time(executor: StagedExecutor, shape: _Shape, clock: Clock) -> _Timed:
-    """Return the least seconds of a few steps of a shape."""
+    """Return the times of the fastest of a few steps of a shape."""
     batch = [_input(executor, shape, number) for number in range(shape.sequences)]
     found: list[_Timed] = []
     began = clock.perf_s()
@@ -107,7 +107,7 @@ def _time(executor: StagedExecutor, shape: _Shape, clock: Clock) -> _Timed:
         started = clock.perf_s()
         executor.execute_staged(batch)
         took = clock.perf_s() - started
-        if turn or took > _PROBE_S:  # the first also warms the model
+        if turn or took > _PROBE_S:  # the first step also warms the model
             found.append(_timed(executor, took))
         if clock.perf_s() - began > _PROBE_S:
             break
@@ -125,7 +125,7 @@ def _timed(executor: StagedExecutor, took: float) -> _Timed:
         spent = (each.end_s - each.begin_s) / layers
         stages[each.stage] = stages.get(each.stage, 0.0) + spent
     if "host" in stages:
-        # Nothing runs beside it here: what lies between the linear stages is attention, or the way there and back.
+        # Here no stages overlap: the time between the linear stages is attention, or the transfer of rows both ways.
         ends = {(each.stage, each.layer): (each.begin_s, each.end_s) for each in times}
         between_s = [ends["after", at][0] - ends["before", at][1] for at in range(layers)]
         stages["exchange"] = max(0.0, sum(between_s) / layers - stages["host"])
@@ -133,7 +133,7 @@ def _timed(executor: StagedExecutor, took: float) -> _Timed:
 
 
 def _input(executor: StagedExecutor, shape: _Shape, number: int) -> SequenceInput:
-    """Return a sequence's rows, on pages of its own."""
+    """Return the rows of one sequence, on pages of its own."""
     each = pages_of(shape.end)
     first = shape.end - shape.rows
     tokens = [(number * 31 + at * 7) % executor.shape.vocabulary for at in range(shape.rows)]
@@ -144,7 +144,7 @@ def _input(executor: StagedExecutor, shape: _Shape, number: int) -> SequenceInpu
 
 
 def _page_s(executor: StagedExecutor, clock: Clock) -> float:
-    """Return the seconds in which a step copies a page of all layers to the host."""
+    """Return the seconds that a step needs to copy a page of all layers to the host."""
     shape = executor.shape
     count = min(_MOVED, shape.pages, shape.host_pages)
     took = []

@@ -1,7 +1,7 @@
-"""Resumption of prompts of which only the host has pages: attended there, fetched or computed anew, by cost alone.
+"""Resumption of prompts whose pages only the host has: attended in place, fetched or recomputed, by predicted seconds.
 
-`choose_resume` is a function of its arguments. Each way is priced as the seconds of the step that takes the prompt, and
-the least of those that fit is chosen.
+`choose_resume` is a pure function. The price of each choice is the duration of the step that takes the prompt; the
+cheapest choice that fits wins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.decoder.offload.plan import SETTLE, PromptState, Resume
 
 
 class StepWork(NamedTuple):
-    """One batch by what it takes: rows, one layer's attention on either side, and pages copied between the tiers."""
+    """The work of one batch: rows, seconds of a layer's attention on each side, and pages copied between tiers."""
 
     rows: int = 0
     device_s: float = 0.0
@@ -22,12 +22,12 @@ class StepWork(NamedTuple):
     pages: int = 0
 
     def seconds(self, costs: OffloadCosts) -> float:
-        """Return the seconds of its layers: both sides attend at once, and copies run beside all of it."""
+        """Return the seconds of all layers: both sides attend at the same time, and copies run beside the layers."""
         layer_s = costs.linear.seconds(self.rows) + max(self.device_s, self.host_s)
         return max(costs.layers * layer_s, costs.page_s * self.pages)
 
     def plus(self, more: StepWork) -> StepWork:
-        """Return both together."""
+        """Return the sum of both works."""
         return StepWork(
             self.rows + more.rows, self.device_s + more.device_s, self.host_s + more.host_s,
             self.pages + more.pages,
@@ -35,9 +35,9 @@ class StepWork(NamedTuple):
 
 
 class ResumeFits(NamedTuple):
-    """What a step has room for: a home on the `device`, and one on the host if one of the tiers `attending` attends.
+    """The choices that fit a step: a home on the `device`, and a home on the host attended by a tier in `attending`.
 
-    `hidden` says that the rows which follow will be attended on the host behind linear work of others.
+    `hidden`: attention to the prompt's later rows on the host will overlap with linear work of other sequences.
     """
 
     device: bool
@@ -46,7 +46,7 @@ class ResumeFits(NamedTuple):
 
 
 class ResumeChoice(NamedTuple):
-    """What becomes of the pages, the tier that attends with the prompt's rows, and the predicted seconds."""
+    """A choice: the use of the pages, the tier that attends with the prompt's rows, and the predicted seconds."""
 
     use: Resume
     attended: LocalTier
@@ -56,10 +56,10 @@ class ResumeChoice(NamedTuple):
 def resume_choices(
     prompt: PromptState, beside: StepWork, costs: OffloadCosts, *, hidden: bool = True
 ) -> tuple[ResumeChoice, ...]:
-    """Return all ways to use a prompt's history, in the order that decides between equals, whether they fit or not.
+    """Return all choices, whether they fit or not; of equally cheap ones the first is preferred.
 
-    The seconds are those of the step with the prompt and the work `beside` it. A home on the host costs besides what
-    the host takes longer than the device for the rows that follow, until the sequence may move: nothing if they are
+    The seconds are those of the step with the prompt and the work `beside` it. To a home on the host they add the time
+    that the host takes longer than the device for later rows, until the sequence may move; nothing if those are
     `hidden`.
     """
     history, rows, pairs = prompt.history, prompt.rows, prompt.pairs(prompt.rows)
@@ -71,9 +71,9 @@ def resume_choices(
     def choice(use: Resume, attended: LocalTier, work: StepWork, more_s: float) -> ResumeChoice:
         return ResumeChoice(use, attended, beside.plus(work).seconds(costs) + more_s)
 
-    # Rows of a prompt read its pages together; as many decode rows, which do not, are an upper bound.
+    # Rows of a prompt read its pages together; the cost of as many separate decode rows is an upper bound.
     in_place = StepWork(rows, host_s=costs.host_s(rows, pairs), pages=history.copied)
-    # The device attends to pages that come for this step only, each layer's before its attention.
+    # The device attends to pages copied for this step only, layer by layer before the layer's attention.
     staged = StepWork(rows, own_s + staged_s(prompt, costs), pages=prompt.wanted_on_host)
     return (
         choice("fetch", "device", StepWork(rows, own_s, pages=history.fetched), 0.0),
@@ -86,7 +86,7 @@ def resume_choices(
 def choose_resume(
     prompt: PromptState, beside: StepWork, fits: ResumeFits, costs: OffloadCosts
 ) -> ResumeChoice | None:
-    """Return the way of the least seconds among those that fit; None if none does."""
+    """Return the fitting choice with the least seconds; None if no choice fits."""
     found = [
         choice
         for choice in resume_choices(prompt, beside, costs, hidden=fits.hidden)
@@ -96,5 +96,5 @@ def choose_resume(
 
 
 def staged_s(prompt: PromptState, costs: OffloadCosts) -> float:
-    """Return the seconds in which one layer of a history on the host comes to the device for one step."""
+    """Return the seconds to copy one layer of a prompt's history from the host to the device."""
     return prompt.history.pages * costs.page_s / costs.layers

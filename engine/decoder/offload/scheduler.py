@@ -1,30 +1,32 @@
-"""NEO's load-aware scheduler (section 3.2): what a step computes on the device, what on the host, in one batch or two.
+"""NEO's load-aware scheduler (section 3.2): divides a step's work between device and host, in one batch or two.
 
-`schedule` is a function of its arguments and changes nothing. Batch 0 holds prompts, the device's decoding sequences
-and some of the host's; batch 1 most of the host's. While the device does one batch's linear work, the host attends for
-the other. A plan of two batches is accepted only if the device is never kept waiting, by both inequalities of the
-paper, host_1 <= linear_0 and host_0 <= linear_1 + device_0, and only if it serves more a second than the device alone.
+`schedule` is a pure function. Batch 0 holds prompts, the device's decoding sequences and some of the host's; batch 1
+holds most of the host's. While the device computes one batch's linear stages, the host attends for the other batch. A
+plan of two batches is accepted only if the device never waits, by both inequalities of the paper, host_1 <= linear_0
+and host_0 <= linear_1 + device_0, and only if it serves more a second than the device alone.
 
-What the paper leaves open is decided so:
+Decisions where the paper leaves a choice:
 
-- The most urgent sequences come first everywhere; where pages run out the least urgent sequence that has been in its
-  home for SETTLE steps leaves the device, to the host if there is room, else it is recomputed later.
-- A sequence that the host has not served for PATIENCE steps comes back to the device before prompts get the room,
-  others only if no prompt waits; both only where a tenth of the device stays free, after SETTLE steps in their home,
-  and as long as the copying hides behind the step.
-- A prompt goes to the host if the device has no room, all its rows fit one step, and the host could attend to all that
-  it holds behind the linear work of a step with this prompt: more would only wait there. Prompts that the host's work
-  needs no cover of stay in the queue (the paper's step 5), except for one a step while the host serves all it holds.
-  None goes there while the host keeps a sequence waiting for PATIENCE steps.
-- A new prompt of which only the host has pages goes where they cost least (`resume.py`, not in the paper): its home is
-  the host and they are attended in place, or the device, to which they come or where they are computed anew. The host
-  gets it only if it could attend to all it holds, as above, or if nothing else runs.
-- Pages that several sequences share are free once the last of them has left, and copied once if several move at once.
-- The host's sequences are packed twice, the longest skipped first and the shortest first, batch 1 before batch 0, and
-  once into batch 0 alone, which costs no second reading of the weights (not in the paper). The best plan wins.
-- A sequence is skipped in at most STARVED - 1 steps in a row. Where no plan that serves those due satisfies the
-  inequalities, one batch serves them and waits for the host.
-- A plan is worth the rows that decode, plus each prompt's share computed, by its seconds.
+- The most urgent sequences come first everywhere. Where pages run out, the least urgent sequence that has been in its
+  home for SETTLE steps leaves the device: to the host if the host has room, else it is recomputed later.
+- A sequence that the host has skipped for PATIENCE steps moves back to the device before prompts get the room; other
+  sequences move back only if no prompt waits. Both need a tenth of the device's pages to stay free, SETTLE steps in
+  their home, and copies that the step hides.
+- A prompt gets its home on the host if the device has no room, all its rows fit one step, and the host could attend to
+  all its sequences while the device computes the linear stages of a step with this prompt; more sequences would only
+  wait on the host. A prompt stays in the queue if the host's work is hidden without the prompt's linear work (the
+  paper's step 5), except for one prompt a step while the host serves all its sequences. No prompt goes to the host
+  while a sequence there has been skipped for PATIENCE steps.
+- A new prompt whose pages only the host has gets the cheapest resumption (`resume.py`, not in the paper): a home on the
+  host, with its pages attended in place, or a home on the device, to which pages are fetched or where they are
+  recomputed. A home on the host requires that the host could attend to all its sequences, as above, or that no other
+  sequence runs.
+- Shared pages are free once the last holder has left, and are copied once if several holders move in the same step.
+- The host's sequences are packed twice, the longest skipped first and the shortest first, into batch 1 before batch 0;
+  and once into batch 0 only, which needs no second reading of the weights (not in the paper). The best plan wins.
+- A sequence is skipped in at most STARVED - 1 steps in a row. If no plan that serves the due sequences satisfies the
+  inequalities, one batch serves them, and the device waits for the host.
+- The value of a plan is its decode rows, plus the computed share of each prompt, divided by its seconds.
 """
 
 from __future__ import annotations
@@ -56,15 +58,15 @@ from engine.decoder.offload.plan import (
 )
 from engine.decoder.offload.resume import ResumeFits, StepWork, choose_resume, staged_s
 
-PATIENCE = 8  # skipped steps after which a sequence may take room on the device before prompts do
-STARVED = 32  # every decoding sequence has a row in so many steps
+PATIENCE = 8  # after as many skipped steps a sequence may take room on the device before prompts
+STARVED = 32  # every decoding sequence has a row at least once in this many steps
 RESERVE = 0.1  # share of each pool kept for running sequences to grow into
 
 _ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
 
 
 class _Attended(NamedTuple):
-    """Decoding sequences attended to together: how many, and their tokens."""
+    """Decoding sequences that are attended to together: their number, and their tokens in all."""
 
     sequences: int = 0
     tokens: int = 0
@@ -76,7 +78,7 @@ def _attended(sequences: Iterable[DecodeState]) -> _Attended:
 
 
 class _Placed(NamedTuple):
-    """A prompt's rows in this step, where its pages go and who attends, and what becomes of its history on the host."""
+    """A prompt's rows in this step, its home, the tier that attends, and the use of its history on the host."""
 
     prompt: PromptState
     rows: int
@@ -86,16 +88,16 @@ class _Placed(NamedTuple):
 
     @property
     def pages(self) -> int:
-        """Pages that it takes of its home's; those on the host that nobody holds count as free until then."""
+        """The number of free pages taken in the home, including found pages on the host that no sequence held."""
         prompt = self.prompt
         if self.home == "device":
             return prompt.missing(self.rows)
-        # Pages that the device has are copied to a home on the host, so they are needed there as well.
+        # Pages found on the device are copied to a home on the host, so they take pages there, too.
         return prompt.wanted_on_host + prompt.history.idle
 
     @property
     def copied(self) -> int:
-        """Pages that are copied between the tiers, beside the step."""
+        """The number of pages copied between the tiers, beside the step."""
         prompt = self.prompt
         if self.home == "device":
             return prompt.history.fetched
@@ -112,20 +114,20 @@ class _Placed(NamedTuple):
 
 @dataclass
 class _Departures:
-    """What of shared pages is free, and what need not be copied again, as sequences leave their homes one by one."""
+    """Shared pages while sequences leave their homes one by one: `left` counts leavers, `sent` are copied pages."""
 
     left: Counter[tuple[LocalTier, int]] = field(default_factory=Counter)
     sent: set[tuple[LocalTier, int]] = field(default_factory=set)
 
     def copied(self, sequence: DecodeState) -> int:
-        """Return how many pages are copied if a sequence moves now."""
+        """Return the number of pages to copy if a sequence moves now."""
         sent = sum(
             not page.copied and (sequence.home, page.page) in self.sent for page in sequence.shared
         )
         return sequence.pages - sequence.copies - sent
 
     def leaves(self, sequence: DecodeState, *, moves: bool) -> int:
-        """Note that a sequence leaves its home, for the other if it `moves`; return the pages that are free then."""
+        """Record that a sequence leaves its home, for the other one if it `moves`; return the number of freed pages."""
         freed = sequence.pages - sequence.passed - len(sequence.shared)
         for page in sequence.shared:
             key = sequence.home, page.page
@@ -137,7 +139,7 @@ class _Departures:
 
 
 class _Split(NamedTuple):
-    """The host's sequences of both batches, and how many were looked at to choose them."""
+    """The host's sequences in both batches, and the number of sequences examined to choose them."""
 
     first: Sequence[DecodeState] = ()
     second: Sequence[DecodeState] = ()
@@ -149,7 +151,7 @@ _ALONE = _Split()
 
 @dataclass
 class _Draft:
-    """A step while it is planned: what is sure of it, and the pages left in both tiers."""
+    """A step during planning: the decisions made so far, and the free pages left in both tiers."""
 
     costs: OffloadCosts
     limits: OffloadLimits
@@ -165,11 +167,11 @@ class _Draft:
 
     @property
     def rows(self) -> int:
-        """Rows of batch 0 without the host's sequences."""
+        """The number of rows of batch 0, without the host's sequences."""
         return len(self.device) + sum(placed.rows for placed in self.prompts)
 
     def device_s(self) -> float:
-        """Seconds of one layer's attention on the device: batch 0's decode and prompts."""
+        """Return the seconds of one layer's attention on the device: batch 0's decode rows and prompts."""
         own = [placed for placed in self.prompts if placed.attended == "device"]
         pairs = sum(placed.prompt.pairs(placed.rows) for placed in own)
         decode = self.costs.device_s(*_attended(self.device))
@@ -177,22 +179,22 @@ class _Draft:
         return decode + self.costs.prefill_s(len(own), pairs) + coming_s
 
     def in_place(self) -> _Attended:
-        """Rows of prompts that the host attends with, and the pairs of a row and a token that they make."""
+        """Return the prompt rows for which the host attends, and their number of (row, attended token) pairs."""
         there = [placed for placed in self.prompts if placed.attended == "host"]
         pairs = sum(placed.prompt.pairs(placed.rows) for placed in there)
         return _Attended(sum(placed.rows for placed in there), pairs)
 
     def copies(self) -> int:
-        """Pages that are copied between the tiers."""
+        """Return the number of pages copied between the tiers."""
         bound = sum(placed.copied for placed in self.prompts)
         return bound + sum(move.pages for move in self.moves)
 
     def copy_s(self) -> float:
-        """Seconds of all copying between the tiers."""
+        """Return the seconds of all copies between the tiers."""
         return self.costs.page_s * self.copies()
 
     def times(self, split: _Split) -> StageTimes:
-        """Return the stages of a layer with the host's sequences in two batches; without a second one batch."""
+        """Return the seconds of a layer's stages; the `split` may have one or two batches of host sequences."""
         first, second, prompts = _attended(split.first), _attended(split.second), self.in_place()
         linear = self.costs.linear.seconds
         on_host = first.sequences + prompts.sequences, first.tokens + prompts.tokens
@@ -203,11 +205,11 @@ class _Draft:
         )
 
     def step_s(self, layer_s: float) -> float:
-        """Return the seconds of a step: copying runs beside its layers."""
+        """Return the seconds of a step; copies run beside its layers."""
         return self.costs.step_s + max(self.costs.layers * layer_s, self.copy_s())
 
     def served(self, decoding: int) -> float:
-        """Return what a step serves."""
+        """Return the decode rows of a step plus the computed share of each prompt."""
         return decoding + sum(placed.rows / placed.prompt.rows for placed in self.prompts)
 
     def plan(self, split: _Split, times: StageTimes, layer_s: float, why: Choice) -> OffloadPlan:
@@ -227,7 +229,7 @@ class _Draft:
         )  # fmt: skip
 
     def overlapped(self, split: _Split, why: Choice) -> OffloadPlan:
-        """Return the plan of batches whose stages overlap."""
+        """Return the plan of batches with overlapping stages."""
         times = self.times(split)
         if why in ("device only", "host beside device", "two batches") and times.host[0] > 0:
             if times.short_slack_s < 0:
@@ -243,10 +245,10 @@ def schedule(
     costs: OffloadCosts,
     mode: OffloadMode = OffloadMode.ASYMMETRIC,
 ) -> OffloadPlan:
-    """Plan a step; the plan computes something if anything is there to compute.
+    """Plan a step; the plan has work if there is any work.
 
-    Each sequence at its longest must fit the device alone (in `simple` and `full`: the host, its prompt one step).
-    ValueError if a step has fewer rows than sequences.
+    Each sequence at its longest must fit the device alone (in `simple` and `full`: the host, and its prompt one step).
+    ValueError if a step may have fewer rows than sequences.
     """
     if limits.tokens < limits.running:
         raise ValueError(
@@ -272,7 +274,7 @@ def schedule(
 
 
 def _grow_host(draft: _Draft) -> None:
-    """Keep pages for every next row on the host; the least urgent sequences lose theirs if there are too few."""
+    """Reserve pages for the next row of every sequence on the host; without enough, the least urgent lose theirs."""
     while draft.host and sum(each.grows for each in draft.host) > draft.host_free:
         victim = draft.host.pop()
         draft.preempt.append(victim.order)
@@ -281,7 +283,7 @@ def _grow_host(draft: _Draft) -> None:
 
 
 def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[PromptState]:
-    """Take the pages of the device's next rows; return the prompts under way that go on."""
+    """Reserve pages for the device's next rows; return the running prompts that continue."""
     running = [prompt for prompt in state.prompts if prompt.running]
     spare = _spare_rows(draft, state)
 
@@ -315,12 +317,12 @@ def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[P
 
 
 def _spare_rows(draft: _Draft, state: OffloadState) -> int:
-    """Return the rows that prompts may have: every decoding sequence may need one."""
+    """Return the number of rows left for prompts if every decoding sequence has one."""
     return max(0, draft.limits.tokens - len(state.decoding))
 
 
 def _bring_back(draft: _Draft, state: OffloadState) -> None:
-    """Move sequences from the host to the device where there is ample room."""
+    """Move sequences from the host to the device if it has ample room."""
     if draft.moves or draft.preempt:
         return
     settled = [each for each in draft.host if each.settled >= SETTLE]
@@ -349,7 +351,7 @@ def _bring_back(draft: _Draft, state: OffloadState) -> None:
 def _place_prompts(
     draft: _Draft, state: OffloadState, running: Sequence[PromptState], mode: OffloadMode
 ) -> None:
-    """Add prompts to batch 0 in order: those under way, then new ones on the device, else on the host."""
+    """Add prompts to batch 0 in order: running ones, then new ones, at home on the device or else on the host."""
     budget = _spare_rows(draft, state)
     promised = 0
     for prompt in running:
@@ -414,7 +416,7 @@ def _place(
 def _fits_device(
     draft: _Draft, state: OffloadState, prompt: PromptState, promised: int, alone: bool
 ) -> bool:
-    """Return whether the device has room for a prompt, beside those under way and what is kept for growth."""
+    """Return whether the device has room for a prompt beside the running prompts and the reserve for growth."""
     needs, room = prompt.missing(prompt.rows), draft.device_free - promised
     kept = any(move.to == "host" for move in draft.moves)
     if needs + int(RESERVE * state.device.total) <= room and not kept:
@@ -423,7 +425,7 @@ def _fits_device(
 
 
 def _fits_host(draft: _Draft, state: OffloadState, placed: _Placed, alone: bool) -> bool:
-    """Return whether the host has room for a prompt, beside what is kept for growth."""
+    """Return whether the host has room for a prompt beside the reserve for growth."""
     spare = draft.host_free - placed.pages
     return spare >= int(RESERVE * state.host.total) or (alone and not draft.host and spare >= 0)
 
@@ -436,7 +438,7 @@ def _resumed(
     on_device: bool,
     alone: bool,
 ) -> _Placed | None:
-    """Return how a prompt goes on from pages that only the host has; None if it must wait."""
+    """Return the placement of a prompt whose pages only the host has; None if it must wait."""
     lonely = alone and not draft.host
     whole = prompt.rows <= budget and (lonely or _covered(draft, prompt))
     tiers: tuple[LocalTier, LocalTier] = ("device", "host")
@@ -461,7 +463,7 @@ def _resumed(
 
 
 def _in_time(draft: _Draft, placed: _Placed) -> bool:
-    """Return whether the step keeps its latency with a prompt; a first one of a page's rows may always be computed."""
+    """Return whether the step with this prompt stays within `step_s`; a first prompt of at most a page always may."""
     if draft.limits.step_s == float("inf") or (placed.rows <= PAGE and not draft.prompts):
         return True
     draft.prompts.append(placed)
@@ -471,7 +473,7 @@ def _in_time(draft: _Draft, placed: _Placed) -> bool:
 
 
 def _covered(draft: _Draft, prompt: PromptState) -> bool:
-    """Return whether the host could attend to all it holds, and to this prompt's sequence, behind one linear stage."""
+    """Return whether the host could attend to all its sequences and this prompt's within one linear stage."""
     if any(each.skipped >= PATIENCE for each in draft.host):
         return False
     bound = [placed.prompt for placed in draft.prompts if placed.home == "host"]
@@ -482,14 +484,14 @@ def _covered(draft: _Draft, prompt: PromptState) -> bool:
 
 
 def _affordable(prompt: PromptState, rows: int, pages: int) -> int:
-    """Cut the rows of a prompt until so many new pages suffice."""
+    """Return the number of a prompt's rows, at most `rows`, for which `pages` new pages suffice."""
     while rows and prompt.missing(rows) > pages:
         rows = max(0, rows - PAGE)
     return rows
 
 
 def _bounded(draft: _Draft, prompt: PromptState, rows: int) -> int:
-    """Cut the rows of a prompt until the step keeps its latency; while none is planned one page's rows are left."""
+    """Return the number of a prompt's rows that keep the step within `step_s`; for a first prompt at least a page."""
     if draft.limits.step_s == float("inf") or not rows:
         return rows
     least = 0 if draft.prompts else min(rows, PAGE)
@@ -500,7 +502,7 @@ def _bounded(draft: _Draft, prompt: PromptState, rows: int) -> int:
         draft.prompts.pop()
         return within
 
-    low, high = least, rows + 1  # low is allowed, high is not
+    low, high = least, rows + 1  # `low` rows are allowed, `high` rows are not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
@@ -511,7 +513,7 @@ def _bounded(draft: _Draft, prompt: PromptState, rows: int) -> int:
 
 
 def _balanced(draft: _Draft) -> OffloadPlan:
-    """Return the best of the plans that keep the inequalities, or the one that serves those who are due."""
+    """Return the best plan that keeps the inequalities and serves all due sequences, or else the overdue plan."""
     by_wait = sorted(draft.host, key=lambda each: -each.skipped)
     two = _pack(draft, by_wait)
     _hold_back(draft, two)
@@ -546,9 +548,9 @@ def _balanced(draft: _Draft) -> OffloadPlan:
 
 
 def _pack(draft: _Draft, hosts: Iterable[DecodeState], *, beside: bool = False) -> _Split:
-    """Put the host's sequences into batch 1, else batch 0, as far as the inequalities hold; `beside`: only batch 0.
+    """Put the host's sequences into batch 1, else batch 0, while the inequalities hold; `beside`: only into batch 0.
 
-    Adding to one batch never hurts the other's inequality, since its linear work only grows.
+    A sequence added to one batch never violates the other batch's inequality, since linear work only grows.
     """
     linear, host, way = draft.costs.linear.seconds, draft.costs.host, draft.costs.exchange
     rows, device_s, prompts = draft.rows, draft.device_s(), draft.in_place()
@@ -573,13 +575,13 @@ def _pack(draft: _Draft, hosts: Iterable[DecodeState], *, beside: bool = False) 
 
 
 def _host_s(host: LinearCost, way: LinearCost, sequences: int, tokens: int) -> float:
-    """`OffloadCosts.host_s` of at least one sequence, in one call: the same sum in the same order."""
+    """Return `OffloadCosts.host_s` for at least one sequence, by the same sum in the same order, but faster."""
     attends = host.beta_s + host.alpha_items_s * sequences + host.alpha_tokens_s * tokens
     return attends + (way.beta_s + way.alpha_items_s * sequences)
 
 
 def _hold_back(draft: _Draft, split: _Split) -> None:
-    """Leave prompts bound for the host in the queue that the host's work needs no cover of (the paper's step 5)."""
+    """Drop prompts bound for the host from the step if the host's work is hidden without them (the paper's step 5)."""
     bound = [placed for placed in draft.prompts if placed.home == "host" and not placed.resume]
     if len(split.first) + len(split.second) == len(draft.host):
         bound = bound[1:]
@@ -594,7 +596,7 @@ def _hold_back(draft: _Draft, split: _Split) -> None:
 
 
 def _fixed(draft: _Draft, mode: OffloadMode) -> OffloadPlan:
-    """Return the plan of a mode that does not choose."""
+    """Return the plan of a mode without a choice."""
     if mode is OffloadMode.DEVICE:
         return draft.overlapped(_ALONE, "fixed")
     if mode is OffloadMode.SIMPLE:
@@ -611,7 +613,7 @@ def _fixed(draft: _Draft, mode: OffloadMode) -> OffloadPlan:
 
 
 def _halves(sequences: Sequence[DecodeState]) -> _Split:
-    """Deal sequences to two batches, each to the one with fewer tokens."""
+    """Deal sequences to two batches, each to the batch with fewer tokens."""
     first, second = list[DecodeState](), list[DecodeState]()
     tokens = [0, 0]
     for each in sorted(sequences, key=lambda each: -each.length):
@@ -647,7 +649,7 @@ def _symmetric(draft: _Draft, split: _Split) -> OffloadPlan:
 
 
 def _swapped(draft: _Draft) -> OffloadPlan:
-    """Return the plan of one batch, for which as many pages of the host come as hide behind the step."""
+    """Return the plan of one batch, with as many pages copied from the host as the step hides."""
     costs, own = draft.costs, _attended(draft.device)
     taken, tokens, pages = list[DecodeState](), own.tokens, 0
     base_s, times = draft.device_s() - costs.device_s(*own), draft.times(_ALONE)

@@ -1,1 +1,1 @@
-"""From tokens to text: detokenizing, stop strings, the choices of a request."""
+"""The output of generations, from tokens to text: detokenizing, stop strings, choices."""

@@ -1,4 +1,4 @@
-"""One choice of a generation: the tokens drawn for the choice, the text that is certain, and its end."""
+"""The choice of a generation: its drawn tokens, its certain text, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StopRules(NamedTuple):
 
 
 class ChoiceOutput(NamedTuple):
-    """Tokens and certain text that a choice gained; with its last output, why it ended and by which string or token."""
+    """Tokens and certain text that a choice gained; the last output has the reason of the end and the stop string."""
 
     tokens: list[int]
     text: str = ""
@@ -34,7 +34,7 @@ class ChoiceOutput(NamedTuple):
 
 
 class Choice:
-    """Takes drawn tokens by `push`, gives the gained output by `take`; `finish` is set once the choice has ended."""
+    """A choice: takes drawn tokens by `push`, returns gained output by `take`; `finish` is set once it has ended."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class Choice:
         grammar: TokenFilter | None = None,
         shown: Sequence[int] = (),
     ) -> None:
-        """With `forced` the rules do not apply, and a restored output is taken as it was given.
+        """With `forced` the rules do not apply, and restored output is accepted unchecked.
 
-        Where there is a `grammar` it says when the choice may end, and not `min_new`. Special tokens that are `shown`
-        are part of the text.
+        A `grammar`, if given, determines in place of `min_new` when the choice may end. Special tokens in `shown` are
+        part of the text.
         """
         self.number, self.sequence = sequence.choice, sequence
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
         self.lookup: PromptLookup | None = None  # guesses the next tokens, where the engine drafts
         self.boundary: int | None = (
-            None  # it gets no more than so many tokens, until this is changed
+            None  # the choice pauses after this many tokens, until the value changes
         )
         self._rules, self._sampling = rules, sampling
         self._alternatives, self._forced, self._grammar = logprobs, forced, grammar
@@ -66,8 +66,8 @@ class Choice:
         self._stream = vocabulary.stream(shown)
         self._stops = StopStrings(rules.strings)
         self._stop_ids = frozenset(rules.ids)
-        self._tokens: list[int] = []  # drawn; the sequence has them too, once its pages are settled
-        self._ends: list[int] = []  # length of the text after each token, stop strings included
+        self._tokens: list[int] = []  # drawn; the sequence gets them when its pages are settled
+        self._ends: list[int] = []  # length of the text after each token, including stop strings
         self._text = 0  # length of the text delivered
         self._gained: list[int] = []
         self._gained_text = ""
@@ -76,19 +76,19 @@ class Choice:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """All tokens drawn, without the stop token."""
+        """All drawn tokens, without the stop token."""
         return self._tokens
 
     @property
     def kept(self) -> list[int]:
-        """The tokens of the delivered text, without those that begin in or after a stop string."""
+        """The tokens of the delivered text, without tokens that begin in or after a stop string."""
         if self.stopped_by not in self._rules.strings:
             return list(self._tokens)
         starts = [0, *self._ends[:-1]]
         return [t for t, at in zip(self._tokens, starts, strict=True) if at < self._text]
 
     def draw(self, ahead: int = 0, guesses: Sequence[int] = ()) -> SamplingRequest:
-        """Return how to draw the next token, or the one that is `ahead` of it, after `guesses` of those between."""
+        """Return the request to draw the next token, or the token `ahead` places later, after `guesses`."""
         output = self.sequence.output
         early = self._grammar is None and len(output) + ahead < self._rules.min_new
         return SamplingRequest(
@@ -104,12 +104,12 @@ class Choice:
 
     @property
     def room(self) -> int:
-        """How many tokens the choice may still get, up to its end or its boundary."""
+        """The number of tokens that the choice may still get, up to its end or its boundary."""
         most = self._rules.max_new
         return (most if self.boundary is None else min(most, self.boundary)) - len(self._tokens)
 
     def push(self, drawn: SampledToken) -> int | None:
-        """Take a drawn token; return it, or None if it is a stop id, which is no part of the output."""
+        """Take a drawn token; return it, or None for a stop id, which is not part of the output."""
         if drawn.token in self._stop_ids:
             self._end("stop", self._vocabulary.name(drawn.token))
             return None
@@ -129,12 +129,12 @@ class Choice:
         self.finish = "stop"
 
     def start(self) -> None:
-        """End at once if nothing may be generated."""
+        """End the choice at once if it may get no token."""
         if self.finish is None and self._rules.max_new == 0:
             self._end("length")
 
     def restore(self, outputs: Iterable[ChoiceOutput]) -> None:
-        """Go on after `outputs`, given before; InternalError if their text is not that of their tokens."""
+        """Continue after earlier `outputs`; InternalError if their text does not match their tokens."""
         text = ""
         for output in outputs:
             text += output.text
@@ -153,7 +153,7 @@ class Choice:
         self._gained_text = ""
 
     def take(self) -> ChoiceOutput | None:
-        """Return the output gained since the last call; None if there is none."""
+        """Return the output gained since the last call; None if there is no new output."""
         finish = None if self._told else self.finish
         if not self._gained and not self._gained_text and finish is None:
             return None
@@ -175,7 +175,7 @@ class Choice:
         text = self._stream.push(token)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
         if len(self._tokens) < self._rules.min_new:
-            self._deliver(text)  # too early to stop
+            self._deliver(text)  # `min_new` is not reached: the stop string is delivered as text
         else:
             self._watch(text)
         if self.finish is None and len(self._tokens) >= self._rules.max_new:
@@ -188,7 +188,7 @@ class Choice:
             self.finish, self.stopped_by = "stop", stop
 
     def _end(self, finish: FinishReason, stopped_by: str | None = None) -> None:
-        """End here: text that was held back is delivered, unless it turns out to be a stop string."""
+        """End the choice, and deliver the text that was held back, unless it is a stop string."""
         self._watch(self._stream.flush())
         if self.finish is None:
             self._deliver(self._stops.flush())

@@ -1,7 +1,7 @@
 """The detokenizer: text from token ids, one token at a time; the pieces joined equal the text decoded all at once.
 
-Bytes that are not yet a whole character are held back. With a byte-level tokenizer a token is bytes, and these are
-decoded incrementally; with any other the text is decoded anew from a token before the last one delivered.
+Bytes of an incomplete character are held back. A byte-level tokenizer's tokens are bytes, which are decoded
+incrementally; with any other tokenizer the text is decoded again from a token before the last delivered one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class TextStream(Protocol):
     """The text of one growing list of tokens."""
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that is certain by now and was not returned before."""
+        """Add a token; return the new text that is certain by now."""
 
     def flush(self) -> str:
-        """Return the rest of the text; no token follows."""
+        """Return the rest of the text; call this after the last token."""
 
 
 class Vocabulary:
-    """A tokenizer's decoding side; special tokens have no text. Shared by all choices of a model."""
+    """The decoding side of a tokenizer, shared by all choices of a model; special tokens have no text."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -42,7 +42,7 @@ class Vocabulary:
         self._bytes: dict[int, bytes] = {}
 
     def stream(self, shown: Sequence[int] = ()) -> TextStream:
-        """Return a stream at the beginning of a text; special tokens that are `shown` are part of it."""
+        """Return a stream at the beginning of a text; special tokens in `shown` are part of the text."""
         if shown:
             return _MarkedStream(self, {token: self.name(token) for token in shown})
         return _ByteStream(self) if self._by_bytes else _DecodedStream(self)
@@ -52,16 +52,16 @@ class Vocabulary:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def name(self, token: int) -> str:
-        """Return a token as the vocabulary writes it; "" for an id it does not have."""
+        """Return a token as written in the vocabulary; empty for an unknown id."""
         return self._tokenizer.id_to_token(token) or ""
 
     def silent(self, token: int) -> bool:
-        """True for a token that decoding skips: a special one, or an id the vocabulary does not have."""
+        """True for a token that decoding skips: a special token or an unknown id."""
         name = self.name(token)
         return not name or name in self._special
 
     def raw(self, token: int) -> bytes:
-        """Return the bytes a token stands for; none for special tokens and unknown ids."""
+        """Return the bytes of a token; empty for special tokens and unknown ids."""
         found = self._bytes.get(token)
         if found is None:
             found = b"" if self.silent(token) else self._raw(self.name(token))
@@ -72,18 +72,18 @@ class Vocabulary:
         if self._by_bytes:
             try:
                 return bytes(BYTE_OF[character] for character in name)
-            except KeyError:  # an added token, written as it is
+            except KeyError:  # an added token, which stands for its own text
                 return name.encode()
         byte = _BYTE_TOKEN.match(name) if self._falls_back else None
         return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
 
     def may_change(self, token: int) -> bool:
-        """True for a token that decodes to one byte of a character which later tokens may complete or spoil."""
+        """True for a token of one byte of a character, which later tokens may complete or make invalid."""
         return self._falls_back and _BYTE_TOKEN.match(self.name(token)) is not None
 
 
 class _ByteStream:
-    """Text of a byte-level tokenizer: the bytes of all tokens as UTF-8, with U+FFFD for invalid bytes."""
+    """The text of a byte-level tokenizer: the bytes of all tokens as UTF-8, with U+FFFD for invalid bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -97,16 +97,17 @@ class _ByteStream:
 
 
 class _DecodedStream:
-    """Text of any other tokenizer.
+    """The text of any other tokenizer.
 
-    It is decoded from the last delivered token on, so that the decoder's changes at the beginning of a text cancel out.
+    The text is decoded from the last delivered token on, so that the decoder's special handling of a text's beginning
+    cancels out.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
-        self._delivered = 0  # tokens at the front whose text was delivered
-        self._before = ""  # their text
+        self._delivered = 0  # number of leading tokens whose text was delivered
+        self._before = ""  # the text of these tokens
 
     def push(self, token: int) -> str:
         if self._vocabulary.silent(token):
@@ -130,7 +131,7 @@ class _DecodedStream:
 
 
 class _MarkedStream:
-    """Text between special tokens, and the names of these tokens."""
+    """The text between special tokens, with the names of these tokens."""
 
     def __init__(self, vocabulary: Vocabulary, names: Mapping[int, str]) -> None:
         self._vocabulary, self._names = vocabulary, names
@@ -157,7 +158,7 @@ def _kinds(decoder: dict[str, Any] | None) -> list[str]:
 
 
 def _byte_of() -> dict[str, int]:
-    """Return the byte each character of a byte-level vocabulary stands for."""
+    """Return the byte for which each character of a byte-level vocabulary stands."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     table = {chr(byte): byte for byte in shown}

@@ -1,4 +1,4 @@
-"""Stop strings in growing text: text that may begin one is held back, and no part of one is ever delivered."""
+"""Stop strings in growing text: text that may begin a stop string is held back, so that no part of one is delivered."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is certain now, and the stop string that ended it, if one did.
+        """Return the text that is certain now, and the stop string that ended the text, if any.
 
-        If several occur, the one that begins first counts; of those that begin together, the first in the list.
+        Of several stop strings the first to begin counts; of several with the same beginning, the first in the list.
         """
         text = self._held + text
         found = [(at, order) for order, at in enumerate(map(text.find, self._strings)) if at >= 0]
@@ -28,7 +28,7 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """Return the text held back: the output has ended, so the text is no stop string."""
+        """Return the held-back text: the output has ended, so that the text is not part of a stop string."""
         text, self._held = self._held, ""
         return text
 

@@ -1,8 +1,7 @@
-"""Grammars over a model's vocabulary: which tokens may follow, so that an answer's text matches its grammar.
+"""Grammars over a model's vocabulary: they filter the next tokens so that an answer's text matches its grammar.
 
-The state of a grammar is a pure function of the tokens drawn so far. It is kept from one draw to the next only to save
-time: tokens taken back (a wrong guess), a step that is executed again and a log that another worker goes on with all
-lead to the same mask.
+The state of a grammar is a pure function of the tokens drawn so far, and is kept between draws only to save time. So
+the mask is the same after a wrong guess was taken back, in a repeated step, and when another worker continues a log.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from common.types.grammar import LIMITS, definition, unsatisfiable
 from engine.decoder.executor.interface import TokenFilterError
 from engine.decoder.output.detokenizer import Vocabulary
 
-KEPT = 32  # compiled grammars
+KEPT = 32  # compiled grammars in the cache
 
 
 class CompiledGrammar(NamedTuple):
-    """A grammar over a vocabulary, at its beginning; the text may end with one of `stop_ids`."""
+    """A grammar compiled for a vocabulary, in its initial state; the text may end with one of `stop_ids`."""
 
     matcher: LLMatcher
     stop_ids: Sequence[int]
 
     def begin(self) -> GrammarState:
-        """Return the state of one choice."""
+        """Return the initial state for one choice."""
         return GrammarState(self.matcher.deep_copy(), self.stop_ids)
 
 
@@ -38,15 +37,15 @@ class GrammarState:
     """The grammar of one choice, a `TokenFilter`; only the compute thread calls it."""
 
     def __init__(self, matcher: LLMatcher, stop_ids: Sequence[int]) -> None:
-        """`matcher` is at its beginning, and no other's."""
+        """`matcher` must be in its initial state, and belong to this state only."""
         self._matcher, self._stop_ids = matcher, list(stop_ids)
         self._taken: list[int] = []
 
     def allowed(self, output: Sequence[int]) -> bytes | None:
-        """Return which token ids may follow `output`, a bit each; stop ids where the text may end.
+        """Return one bit for each token id: whether it may follow `output`; stop ids may where the text may end.
 
-        None after an output that does not match: a guess that is going to be dropped, or tokens after a stop id.
-        TokenFilterError if the grammar's limits are reached, or no token spells what must follow.
+        None after an output that does not match: a wrong guess, or tokens after a stop id. TokenFilterError if the
+        grammar's limits are reached, or no token spells the required text.
         """
         if not self._follow(list(output)):
             return None
@@ -60,7 +59,7 @@ class GrammarState:
         return bytes(found)
 
     def _follow(self, output: list[int]) -> bool:
-        """Bring the matcher to the state after `output`; False if the grammar does not allow it."""
+        """Bring the matcher to the state after `output`; False if the grammar does not allow `output`."""
         same = len(self._taken)
         if output[:same] != self._taken:
             pairs = enumerate(zip(output, self._taken, strict=False))
@@ -82,19 +81,19 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps the last ones; any thread may call it."""
+    """Compiles grammars for one vocabulary and caches the latest ones; any thread may call it."""
 
     def __init__(self, vocabulary: Vocabulary, size: int, stop_ids: Sequence[int]) -> None:
-        """`size` is the number of token ids that the model has logits for."""
+        """`size` is the number of token ids in the model's logits."""
         self._vocabulary, self._size, self._stop_ids = vocabulary, size, list(stop_ids)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[OutputGrammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, grammar: OutputGrammar, stop_ids: Sequence[int]) -> CompiledGrammar:
-        """Return a grammar whose texts end with one of `stop_ids`; InvalidRequest says why it cannot be used.
+        """Return a grammar whose texts end with one of `stop_ids`; InvalidRequest if it cannot be compiled.
 
-        Takes milliseconds, and a few hundred for the first grammar of a large vocabulary.
+        This takes milliseconds, and a few hundred for the first grammar of a large vocabulary.
         """
         with self._lock:
             matcher = self._compiled.pop(grammar, None) or self._new(grammar)
@@ -123,7 +122,7 @@ class GrammarCompiler:
 
 
 class _Tokens:
-    """A vocabulary's bytes as llguidance asks for them; special tokens and ids without one have names of their own."""
+    """A vocabulary's bytes in the form that llguidance needs; special tokens and unused ids have generated names."""
 
     def __init__(self, vocabulary: Vocabulary, size: int, stop_ids: Sequence[int]) -> None:
         self.eos_token_id, self.bos_token_id = stop_ids[0], None
@@ -133,7 +132,7 @@ class _Tokens:
             self.tokens[token] = f"{vocabulary.name(token)} {token}".encode()
 
     def __call__(self, text: str | bytes) -> list[int]:  # noqa: ARG002 - as llguidance calls it
-        """Return no tokens: text is encoded only where a grammar forces tokens, and ours do not."""
+        """Return no tokens: llguidance encodes text only for grammars that force tokens, which these do not."""
         return []
 
 

@@ -1,7 +1,7 @@
-"""Random numbers by counter: Philox 4x32-10, a pure function of a key and a counter.
+"""Philox 4x32-10, a counter-based generator of random numbers: a pure function of a key and a counter.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). Nothing is drawn *from* a stream, so a row's
-numbers do not depend on which other rows are in the batch, nor on what was drawn before a failover.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). There is no stream of numbers, so a row's numbers
+depend neither on the other rows of the batch, nor on the draws before a failover.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def philox(counters: Words, keys: Words) -> Words:
     a, b, c, d = counters.T
     first, second = keys.T
     for _ in range(_ROUNDS):
-        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # the products fit into 64 bits
         a, c = (right >> _HALF) ^ b ^ first, (left >> _HALF) ^ d ^ second
         b, d = right & _LOW, left & _LOW
         first, second = (first + _KEY_STEPS[0]) & _LOW, (second + _KEY_STEPS[1]) & _LOW

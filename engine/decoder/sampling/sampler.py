@@ -1,7 +1,7 @@
-"""Draw tokens from logits, for all rows of a batch at once, each row independent of the others.
+"""The sampler: draws tokens from logits, for all rows of a batch at once, each row independent of the others.
 
-The order is that of vLLM: ids that a grammar forbids, bias and banned ids, penalties, temperature, then min_p, top_k
-and top_p over the probabilities at that temperature. Log probabilities are those of the raw logits, before any of it.
+The order is vLLM's: ids that a grammar forbids, bias and banned ids, penalties, temperature, then min_p, top_k and
+top_p over the probabilities at that temperature. Log probabilities are those of the raw logits, before these steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from engine.decoder.executor.interface import SampledToken, SamplingRequest, TokenFilterError
 from engine.decoder.sampling.philox import uniforms
 
-SMALL = 4096  # rows of up to so many ids are sorted as a whole
-CANDIDATES = 128  # of a longer row so many of the likeliest ids are tried before the row is sorted
+SMALL = 4096  # rows of at most this many ids are sorted as a whole
+CANDIDATES = 128  # likeliest ids of a longer row that are tried before the row is sorted
 
 
 class UndrawnRow(Exception):
-    """A row of logits whose filter allows no token; `row` is its number."""
+    """The error of a row of logits whose filter allows no token; `row` is its number."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class UndrawnRow(Exception):
 def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[SampledToken]:
     """Draw one token from each row of finite, contiguous fp32 logits (rows, vocabulary), which are changed.
 
-    Temperature 0 takes the likeliest token, the lowest id among equals. Raises UndrawnRow if no token is allowed.
+    Temperature 0 takes the likeliest token, and the lowest id among equals. UndrawnRow if a row allows no token.
     """
     if not draws:
         return []
@@ -54,7 +54,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[SamplingRequest]) -> list[Sample
 
 
 def is_plain(draw: SamplingRequest) -> bool:
-    """True if the draw is the likeliest of the ids that are not banned, and no probability is asked for."""
+    """True if the draw is just the likeliest id that is not banned, without log probabilities."""
     how = draw.sampling
     return (
         how.temperature <= 0
@@ -102,7 +102,7 @@ def _shift(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
 
 
 def _penalise(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
-    """Apply repetition (prompt and output), frequency and presence (output only)."""
+    """Apply the repetition penalty (prompt and output), and the frequency and presence penalties (output only)."""
     repeated = [
         [*draw.prompt, *draw.output] if draw.sampling.repetition != 1 else [] for draw in draws
     ]
@@ -122,7 +122,7 @@ def _penalise(logits: Tensor, draws: Sequence[SamplingRequest]) -> None:
 
 
 def _occurring(tokens: Sequence[Sequence[int]], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, of each id that occurs in a row's list, its index in all logits, its row, and how often it occurs."""
+    """Return, for each id in a row's list, its index in all logits, its row, and the number of its occurrences."""
     rows = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
     ids = np.concatenate([np.asarray(each, dtype=np.int64) for each in tokens])
     vocabulary = logits.shape[1]
@@ -155,14 +155,14 @@ def _cuts(draw: SamplingRequest) -> bool:
 
 
 def _sample_cut(chances: Tensor, draws: Sequence[SamplingRequest], at: Tensor) -> list[int]:
-    """Draw from the likeliest tokens that min_p, top_k and top_p leave, in falling order of chance."""
+    """Draw from the tokens that min_p, top_k and top_p leave, in falling order of probability."""
     vocabulary = chances.shape[1]
     some = vocabulary if vocabulary <= SMALL else CANDIDATES
     values, ids = chances.topk(some, dim=-1)
     left = _left(values, draws, None if some == vocabulary else chances)
     tokens: list[int] = ids.gather(1, _invert(left, at)[:, None])[:, 0].tolist()
-    # If the last candidate is left, ids beyond the candidates may be, too; if top_k exceeds their number, the mass that
-    # top_p needs is not known. Such a row is sorted.
+    # If the last candidate is left, ids beyond the candidates may be left, too; if top_k exceeds the number of
+    # candidates, the probability mass for top_p is unknown. Such a row is sorted.
     for row, last in enumerate((left[:, -1] > 0).tolist()):
         if some < vocabulary and (last or some < draws[row].sampling.top_k < vocabulary):
             values, ids = _sorted(chances[row])
@@ -172,10 +172,10 @@ def _sample_cut(chances: Tensor, draws: Sequence[SamplingRequest], at: Tensor) -
 
 
 def _left(values: Tensor, draws: Sequence[SamplingRequest], chances: Tensor | None) -> Tensor:
-    """Return falling chances, 0 where min_p, top_k or top_p cut them; the first is always kept.
+    """Return falling probabilities, 0 where min_p, top_k or top_p cut them; the first is always kept.
 
-    min_p and top_k cut first; top_p then keeps the fewest chances that reach its share of those left. `chances` holds
-    all chances of each row if `values` are only the largest.
+    min_p and top_k cut first; top_p then keeps the fewest probabilities that reach its share of the rest. `chances` has
+    all probabilities of each row if `values` has only the largest.
     """
     least = _column([draw.sampling.min_p for draw in draws], values).double() * values[:, :1]
     top_k = [draw.sampling.top_k or 1 << 40 for draw in draws]
@@ -203,7 +203,7 @@ def _likeliest(logits: Tensor) -> list[int]:
 
 
 def _sorted(chances: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one row's chances in falling order, and their ids."""
+    """Return one row's probabilities in falling order, and their ids."""
     if chances.device.type == "cpu":  # numpy is many times faster than torch here
         ids = torch.from_numpy(np.argsort(-chances.float().numpy()))
         return chances[ids], ids
@@ -216,14 +216,14 @@ def _invert(chances: Tensor, at: Tensor) -> Tensor:
     mass = chances.cumsum(dim=-1)
     found = torch.searchsorted(mass, at * mass[:, -1:], right=True)[:, 0]
     for row in (found == chances.shape[1]).nonzero()[:, 0].tolist():
-        found[row] = chances[row].nonzero()[-1, 0]  # rounding put the target at the very end
+        found[row] = chances[row].nonzero()[-1, 0]  # rounding put the target beyond the last sum
     return found
 
 
 def _report(
     raw: Tensor, told: Sequence[int], tokens: Sequence[int], draws: Sequence[SamplingRequest]
 ) -> list[SampledToken]:
-    """Return drawn tokens with their log probabilities and as many alternatives as each row asked for."""
+    """Return drawn tokens with log probabilities and the number of alternatives that each row requested."""
     most = min(max(draws[row].logprobs for row in told), raw.shape[1])
     values, ids = (each.tolist() for each in raw.topk(most, dim=-1))
     picked = torch.tensor([tokens[row] for row in told], device=raw.device)[:, None]
@@ -243,7 +243,7 @@ def _at(rows: object, ids: object, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return some rows, without a copy if they are all."""
+    """Return some rows, without a copy if `chosen` are all rows."""
     return values if len(rows) == len(values) else values[rows]
 
 

@@ -1,1 +1,1 @@
-"""Decoder models: Llama, Qwen2, Qwen3 and Mistral."""
+"""Decoder models: their configuration, weights and forward pass on torch and on the compiled kernels."""

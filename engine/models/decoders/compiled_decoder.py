@@ -1,7 +1,7 @@
-"""A decoder on the CPU in one C++ call a step: packed weights, paged attention, and what lies between.
+"""The compiled decoder: a whole step on the CPU in one C++ call, with packed weights and paged attention.
 
-A row's result is the same to the last bit in any batch, chunking and page placement, with any number of threads: this
-is exact mode, and costs nothing here. The plain torch of `forward` is what it is tested against.
+A row's result has the same bits in any batch, chunking and page placement, and with any number of threads: this is
+exact mode, which costs nothing here. Tests compare this decoder with `torch_decoder`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
 from engine.models.gguf.weights import StoredTensor
 
 WeightKind = Literal["fp32", "bf16", "int8", "int4", "stored"]
-WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions; query heads on one head of K and V
+WIDEST_HEAD, MOST_SHARED = 512, 64  # dimensions of a head; query heads on one head of K and V
 _KINDS: dict[WeightKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 _STORED = {
     "F32": 0, "BF16": 1, "F16": 4, "Q8_0": 5, "Q4_0": 6, "Q4_K": 7, "Q6_K": 8, "IQ4_NL": 9, "IQ4_XS": 10, "Q4_1": 11,
@@ -38,13 +38,13 @@ _STORED = {
 PAGE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
-# Norms beside those of a layer, which come first, in the order of `LayerNorms`.
+# Numbers of norms; numbers 0 to 3 are a layer's, in the order of `LayerNorms`.
 _Q_NORM, _K_NORM, _LAST = range(4, 7)
 _int64 = ctypes.c_int64
 
 
 class _Heads(ctypes.Structure):
-    """How heads attend, as `attention.h` has it."""
+    """The heads' sizes and factors, laid out as the struct in `attention.h`."""
 
     _fields_ = (
         ("heads", ctypes.c_int64),
@@ -56,7 +56,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Shape(ctypes.Structure):
-    """A model's sizes and factors, as `step.cpp` has them."""
+    """A model's sizes and factors, laid out as the struct in `step.cpp`."""
 
     _fields_ = (
         ("heads", _Heads),
@@ -73,7 +73,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Pages(ctypes.Structure):
-    """One layer group's pages, as `attention.h` has them."""
+    """One layer group's pages, laid out as the struct in `attention.h`."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -86,7 +86,7 @@ class _Pages(ctypes.Structure):
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """Return the decoder's kernels for this processor, or None where they cannot be had."""
+    """Return the decoder's kernels for this processor, or None if they cannot be built or loaded."""
     for source in DECODER:
         path = find(source)
         library = None if path is None else open_kernels(path)
@@ -112,12 +112,12 @@ def open_kernels(path: Path) -> ctypes.CDLL | None:
 
 
 def serves(spec: DecoderSpec) -> bool:
-    """True if the kernels know a model of this shape."""
+    """True if the kernels can compute a model of this shape."""
     return spec.head_dim <= WIDEST_HEAD and spec.heads // spec.kv_heads <= MOST_SHARED
 
 
 class CompiledDecoder:
-    """A loaded model without its pages; every call says where they are. Not thread-safe."""
+    """A loaded model without pages, which every call receives as an argument. Not thread-safe."""
 
     device = torch.device("cpu")
 
@@ -130,10 +130,11 @@ class CompiledDecoder:
         kind: WeightKind,
         threads: int,
     ) -> None:
-        """Pack weights named and shaped as `weights.wanted` says, of fp32 or bf16; those packed leave the dict.
+        """Pack fp32 or bf16 weights with the names and shapes of `weights.wanted`; packed weights leave the dict.
 
-        int8 and int4 are made here, with one scale for 32 inputs of an output, and in int4 a shift. Of a GGUF file
-        (`stored`) every matrix is packed as the file has it. ConfigError if memory does not suffice.
+        For int8 and int4 the weights are quantised here, with a scale for every 32 inputs of an output, and for int4
+        also a shift. Matrices of a GGUF file (`stored`) are packed in the file's format. ConfigError if memory is
+        short.
         """
         self.spec, self._kernels, self._threads = spec, kernels, threads
         dtype = torch.float32 if kind == "fp32" else torch.bfloat16
@@ -179,8 +180,8 @@ class CompiledDecoder:
     ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return fp32 (rows, hidden) before the last norm.
 
-        A layer attends once its pages are there. ValueError if positions do not rise or a page that a row needs is not
-        there.
+        Each layer waits until its pages have arrived. ValueError if positions do not rise or a page that a row needs is
+        missing.
         """
         step = _Step(queries, pools)
         out = torch.empty(len(step.positions), self.spec.hidden)
@@ -207,10 +208,10 @@ class CompiledDecoder:
         arrival: PageArrival | None = None,
         early: ctypes.c_int64 | None = None,
     ) -> list[list[int]] | None:
-        """Compute one row of each sequence, then the row of its likeliest token, and so on; return those tokens.
+        """Draw several tokens of each sequence greedily: compute a row, take the likeliest token, and repeat.
 
-        The result is (tokens, rows), as long as `banned` (tokens, rows, ids), whose ids are not taken: shorter if
-        `early` is not 0 after a token. None if a number is not finite. ValueError if a row's page is not there.
+        The result is (tokens, rows), with as many tokens as `banned` (tokens, rows, ids), whose ids are never drawn, or
+        fewer if `early` becomes other than 0. None if a number is not finite. ValueError if a row's page is missing.
         """
         count, rows = len(banned), len(tokens)
         step = _Step(queries, pools, reach=count - 1)
@@ -240,9 +241,9 @@ class CompiledDecoder:
         return found
 
     def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> CompiledState:
-        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,).
+        """Begin a step that is computed stage by stage, with rows (rows,) of token ids at positions (rows,).
 
-        `long` (rows,) says which rows are those of long texts; None: no row is.
+        `long` (rows,) marks the rows of long texts; None: no row.
         """
         rows = (tokens, positions, long)
         return CompiledState(self, self._kernels, self._model, self._threads, rows)
@@ -250,7 +251,7 @@ class CompiledDecoder:
     def planned(
         self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]
     ) -> PlannedAttention:
-        """Work out the attention of a step whose stages are called one by one (see `PlannedAttention`)."""
+        """Plan the attention of a step that is computed stage by stage (see `PlannedAttention`)."""
         return PlannedAttention(self._kernels, self.spec, queries, pools, threads=self._threads)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ class CompiledDecoder:
         return out
 
     def _place(self) -> None:
-        """Tell the kernels each layer's place in its group, and its rotation."""
+        """Pass each layer's place in its layer group, and its rotation, to the kernels."""
         rotations = self.spec.rotations
         for group, (_, layers) in enumerate(self.spec.groups):
             for at, layer in enumerate(layers):
@@ -353,7 +354,7 @@ class CompiledDecoder:
     def _pack_stored(
         self, layer: int, which: int, stored: Sequence[StoredTensor], bias: Tensor | None
     ) -> int:
-        """Pack matrices with the same inputs, of any types."""
+        """Pack matrices that share their inputs; they may have different storage types."""
         count, rows = len(stored), [each.rows() for each in stored]
         failed: int = self._kernels.spillway_stored(
             self._model,
@@ -372,7 +373,7 @@ class CompiledDecoder:
 
 
 class _Step:
-    """The rows of a step as the kernels take them; owns the memory that the kernels read."""
+    """The rows of a step as arguments of the kernels; keeps the memory that the kernels read."""
 
     def __init__(
         self,
@@ -403,20 +404,20 @@ class _Step:
         )
 
     def rows(self, of: Tensor) -> tuple[object, ...]:
-        """Return the number of rows, what they are, and their positions."""
+        """Return the number of rows, their token ids, and their positions."""
         return _int64(len(self.positions)), _at(of), ctypes.c_void_p(self.positions.ctypes.data)
 
     def long(self) -> object:
-        """Return which rows are those of long texts, a byte each; None if no row is."""
+        """Return the marks of rows of long texts, a byte each; None if there is no such row."""
         return None if self._long is None else ctypes.c_void_p(self._long.ctypes.data)
 
     def sequences(self) -> tuple[object, ...]:
-        """Return the number of sequences, and where their rows end."""
+        """Return the number of sequences, and the ends of their rows."""
         return _int64(len(self._ends)), ctypes.c_void_p(self._ends.ctypes.data)
 
 
 class CompiledState:
-    """The rows of a step between two stages; `rows` (rows, hidden) are fp32, before the last norm after the last."""
+    """The rows of a step between two stages; after the last stage `rows`, fp32 (rows, hidden), lack only a norm."""
 
     def __init__(
         self,
@@ -426,7 +427,7 @@ class CompiledState:
         threads: int,
         begun: tuple[Tensor, Tensor, Tensor | None],
     ) -> None:
-        """`begun` are the rows' token ids, their positions, and which are those of long texts."""
+        """`begun` are the rows' token ids, their positions, and the marks of rows of long texts."""
         tokens, positions, long = begun
         self._decoder, self._kernels, self._model = decoder, kernels, model
         self._threads, self._count = threads, _int64(len(tokens))
@@ -446,7 +447,7 @@ class CompiledState:
         return joined
 
     def after(self, layer: int, attended: Tensor) -> None:
-        """Add to the rows what follows a layer's attention, of which fp32 (rows, heads, dim) is the result."""
+        """Finish a layer, given the result of its attention, fp32 (rows, heads, dim): projection and MLP."""
         self._call(self._kernels.spillway_after, layer, attended, self.rows)
 
     def _call(self, stage: Any, layer: int, source: Tensor, target: Tensor) -> None:
@@ -457,10 +458,10 @@ class CompiledState:
 
 
 class PlannedAttention:
-    """Attention of a step over packed pages, worked out once and called layer by layer, from any one thread.
+    """Attention of a step over packed pages, planned once and called layer by layer, by one thread at a time.
 
-    `even` gives every thread an equal number of pages (NEO, section 4.3); else threads take the next task when they
-    are done. A row's bits are the same. ValueError if positions do not rise or a page that a row needs is not there.
+    With `even` every thread gets an equal number of pages (NEO, section 4.3); else a thread that is done takes the next
+    task. A row's bits are the same. ValueError if positions do not rise or a page that a row needs is missing.
     """
 
     def __init__(
@@ -500,12 +501,12 @@ class PlannedAttention:
 
 
 class PackedLinear:
-    """One linear alone, of weights (outputs, inputs) in fp32 or bf16, or as stored: for tests and measurements."""
+    """A single linear layer for tests and measurements; weights (outputs, inputs) are fp32, bf16 or as stored."""
 
     def __init__(
         self, kernels: ctypes.CDLL, weight: Tensor | StoredTensor, kind: WeightKind, threads: int
     ) -> None:
-        """Pack; ConfigError if memory does not suffice."""
+        """Pack the weights; ConfigError if memory is short."""
         self._kernels, self._threads = kernels, threads
         self.outputs, self.inputs = weight.shape
         sizes = (_int64(self.outputs), _int64(self.inputs))
@@ -525,7 +526,7 @@ class PackedLinear:
         weakref.finalize(self, kernels.spillway_drop, self._packed)
 
     def numbers(self) -> Tensor:
-        """Return the weights that it stands for, fp32 (outputs, inputs)."""
+        """Return the weights after packing, as fp32 (outputs, inputs)."""
         out = torch.empty(self.outputs, self.inputs)
         self._kernels.spillway_unpack(self._packed, _at(out))
         return out
@@ -555,7 +556,7 @@ def attend(
     queries: Sequence[QueryRows],
     threads: int,
 ) -> Tensor:
-    """Attend with fp32 rows (rows, heads, dim) over the packed pages of one layer, counted in its group."""
+    """Attend with fp32 rows (rows, heads, dim) over the packed pages of one layer, numbered within its group."""
     return _attend(kernels, q, pool, [layer], _Step(queries, [pool]), threads, partial=False).sums[
         0
     ]
@@ -568,7 +569,7 @@ def attend_layers(
     queries: Sequence[QueryRows],
     threads: int,
 ) -> Tensor:
-    """Attend to all layers of a group, one after another and planned once as in a step: (layers, rows, heads, dim)."""
+    """Attend in all layers of a group, planned once as in a step; return (layers, rows, heads, dim)."""
     layers = range(len(pool.layers))
     return _attend(kernels, q, pool, layers, _Step(queries, [pool]), threads, partial=False).sums
 
@@ -581,14 +582,14 @@ def attend_partly(
     queries: Sequence[QueryRows],
     threads: int,
 ) -> Partial:
-    """Attend over those pages that are resident (not -1 in the table); `merge` joins what disjoint ones gave."""
+    """Attend over the resident pages only (not -1 in the table); `merge` joins the results of disjoint pages."""
     step = _Step(queries, [pool], whole=False)
     found = _attend(kernels, q, pool, [layer], step, threads, partial=True)
     return Partial(*(each[0] for each in found))
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """Return the attention over the pages of both."""
+    """Return the attention over the pages of both results."""
     row_max = torch.maximum(one.row_max, other.row_max)
     mine, its = torch.exp(one.row_max - row_max), torch.exp(other.row_max - row_max)
     sums = one.sums * mine[..., None] + other.sums * its[..., None]

@@ -1,8 +1,8 @@
-"""Decode steps on CUDA as graphs: launched as one, from buffers that stay where they are.
+"""CUDA graphs of decode steps: one launch computes a step, from buffers at fixed addresses.
 
-A step of single rows is filled up to the next size with copies of its first row, which write the same keys and values
-to the same place once more; there is a graph for each size and each number of chunks of pages, captured when it is
-first needed. Steps with a prompt's rows are computed as ever.
+A step of single rows is padded to the next size with copies of its first row, which write the same keys and values
+to the same place again. There is a graph for each size and each number of chunks of pages, captured at its first use.
+Steps with a prompt's rows are computed without a graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class _Step(NamedTuple):
-    """A captured step: what it reads, how it is run, and what it leaves."""
+    """A captured step: its input buffers, the function that runs it, and its output buffer."""
 
     tokens: Tensor
     groups: list[Any]
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
 
 
 def graphed(decoder: TorchDecoder) -> TorchDecoder | GraphedDecoder:
-    """Return the decoder with its decode steps as graphs, on CUDA where torch brings Triton; elsewhere as it is."""
+    """Return the decoder with CUDA graphs for its decode steps where CUDA and Triton exist; else the decoder itself."""
     if decoder.device.type == "cuda":
         with contextlib.suppress(ImportError):
             from engine.kernels.triton_attention import plan_blocks  # noqa: PLC0415 - on CUDA only
@@ -43,17 +43,17 @@ def graphed(decoder: TorchDecoder) -> TorchDecoder | GraphedDecoder:
 
 
 class GraphedDecoder:
-    """A decoder whose decode steps are graphs; its `hidden` is overwritten by the next step."""
+    """A decoder that computes decode steps by CUDA graphs; the next step overwrites the result of `hidden`."""
 
     def __init__(self, decoder: TorchDecoder, plan: Callable[..., Sequence[Any]]) -> None:
-        """Take a decoder that attends with Triton, and `triton_attention.plan_blocks`."""
+        """`decoder` attends with Triton; `plan` is `triton_attention.plan_blocks`."""
         self._decoder, self._plan = decoder, plan
         self._steps: dict[tuple[int, int], _Step] = {}
         self._memory: Any = None
 
     @property
     def plain(self) -> TorchDecoder:
-        """The decoder whose steps are graphs."""
+        """The decoder without graphs."""
         return self._decoder
 
     @property
@@ -76,7 +76,7 @@ class GraphedDecoder:
         pools: Sequence[PageMemory],
         arrival: PageArrival | None = None,
     ) -> Tensor:
-        """Compute rows as `Decoder.hidden` does; ValueError for the same reasons."""
+        """Compute rows as `TorchDecoder.hidden` does; ValueError for the same reasons."""
         count = len(queries)
         single = all(len(query.positions) == 1 for query in queries)
         if count > SIZES[-1] or not single or arrival is not None:
@@ -103,15 +103,15 @@ class GraphedDecoder:
     def _step(
         self, size: int, chunks: int, planned: Sequence[Any], pools: Sequence[PageMemory]
     ) -> _Step:
-        """Make the buffers of a step, with what is planned in them, and capture it."""
+        """Make the buffers of a step, filled with its plan, and capture the step."""
         device, groups = self.device, []
-        # One for all groups; a model that rotates all texts alike needs none.
+        # One buffer for all layer groups; a model without long frequencies needs none.
         switches = self._decoder.spec.short_context > 0
         long = torch.zeros(size, dtype=torch.bool, device=device) if switches else None
         _copy_long(planned[0].long, long)
         tokens = torch.zeros(size, dtype=torch.int64, device=device)
         for group in planned:
-            # Pages of a row: as many as the model's context has, and one.
+            # Room for each row's pages: those of the model's whole context, and one more.
             tables = group.tables.new_zeros(size * (self._decoder.spec.positions // PAGE + 1))
             tables[: len(group.tables)] = group.tables
             there = (group.slots, group.positions, tables, group.blocks)
@@ -130,12 +130,12 @@ class GraphedDecoder:
         def compute() -> Tensor:
             return self._decoder.run(tokens, groups, pools)
 
-        hidden = compute()  # compiles what is not compiled
+        hidden = compute()  # compiles kernels that are not compiled yet
         if device.type != "cuda":  # a rehearsal: the same buffers, no graph
             return _Step(tokens, groups, lambda: hidden.copy_(compute()), hidden)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may copy pages meanwhile.
+        # thread_local: other threads may copy pages during the capture.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             hidden = compute()
         self._memory = graph.pool()
@@ -146,7 +146,7 @@ class GraphedDecoder:
 
 
 def _copy_long(now: Tensor | None, there: Tensor | None) -> None:
-    """Bring which rows are those of long texts to a step's buffer, if the model has any use for it."""
+    """Copy the marks of rows of long texts to a step's buffer, if the model has such a buffer."""
     if there is not None and now is None:
         there.zero_()
     elif there is not None and now is not None:

@@ -1,4 +1,4 @@
-"""A family of generators: how its configuration and its tensors are read; the list of all that are served."""
+"""The families of generators that can be served, by `model_type`, with the function that parses each configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILIES = {
 def parse_decoder(config: Mapping[str, Any], *, where: str) -> DecoderSpec:
     """Build the spec from a `config.json`; ConfigError names the field that cannot be served.
 
-    Fields a file leaves out have the values transformers gives them.
+    Fields that a file leaves out have transformers' defaults.
     """
     kind = config.get("model_type")
     parse = FAMILIES.get(kind) if isinstance(kind, str) else None

@@ -19,20 +19,20 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class ConfigFields:
-    """One configuration, read field by field; ConfigError says where, what, and what is expected.
+    """One configuration, read field by field; ConfigError names the file, the field and the expected value.
 
-    Where a method takes a default, null means it as well as absence.
+    In methods with a default, both null and an absent field have that default.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
 
     def over(self, defaults: Mapping[str, Any]) -> ConfigFields:
-        """Return the configuration with what absent fields mean; null remains null."""
+        """Return the configuration with defaults for absent fields; null remains null."""
         return ConfigFields({**defaults, **self.config}, self.where)
 
     def wrong(self, name: str, expected: str) -> ConfigError:
-        """Return the error of a field."""
+        """Return the error for a field with a wrong value."""
         return ConfigError(
             f"{self.where}: {name} is {self.config.get(name)!r}; expected {expected}"
         )
@@ -50,7 +50,7 @@ class ConfigFields:
         return value
 
     def flag(self, name: str) -> bool:
-        """Return true or false, which absence means; null is neither."""
+        """Return a boolean; an absent field is false, null is an error."""
         value = self.config.get(name, False)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
@@ -87,7 +87,7 @@ class ConfigFields:
         return None if self.config.get("sliding_window") is None else self.count("sliding_window")
 
     def layer_kinds(self, layers: int, default: Sequence[str]) -> Sequence[str]:
-        """Return `layer_types`: of each layer full_attention or sliding_attention."""
+        """Return `layer_types`: full_attention or sliding_attention for each layer."""
         kinds = self.config.get("layer_types")
         if kinds is None:
             return default
@@ -102,7 +102,7 @@ class ConfigFields:
         return kinds
 
     def windows(self, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
-        """Return each layer's window by its kind; ConfigError if a layer needs one and there is none."""
+        """Return each layer's window by its kind; ConfigError if a layer needs a window and the file has none."""
         if window is None and "sliding_attention" in kinds:
             raise ConfigError(
                 f"{self.where}: layer_types has sliding_attention and there is no sliding_window "

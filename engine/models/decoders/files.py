@@ -1,4 +1,4 @@
-"""Find a generator's files and read what describes it: spec, chat template, stop ids, sampling. No torch here."""
+"""The files of a generator, found and read: spec, chat template, stop ids, sampling. No torch here."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NO_LIMIT = 10_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """One generator as found: its name towards users, its spec, and what its files say of its use.
+    """One generator on disk: its name for users, its spec, and its tokens, templates and sampling defaults.
 
-    `stop_ids` end its turns; `sampling` is what it uses where a client says nothing; `chat_template` is empty if the
-    model has none, and so is `grounding_template`; `reads` is as in ModelCard. `gguf` is the file that holds all of it,
-    if there is one.
+    `stop_ids` end its turns; `sampling` are the defaults for clients that set no values. `chat_template` and
+    `grounding_template` are empty if the model has none; `reads` is as in ModelCard. `gguf` is the single file that
+    holds the model, if it is a GGUF model.
     """
 
     name: str
@@ -51,15 +51,15 @@ class DecoderFiles:
     gguf: GgufFile | None = None
 
     def tokenizer_json(self) -> bytes:
-        """Return tokenizer.json without truncation and padding; ConfigError if it is no tokenizer."""
+        """Return tokenizer.json without truncation and padding; ConfigError if the file is no tokenizer."""
         if self.gguf is not None:
             return gguf_tokenizer.tokenizer_json(self.gguf)
         return files.tokenizer_json(self.directory)
 
     def fingerprint(self, *, kv_dtype: str, layout: int) -> str:
-        """Return what identifies this model's pages: weights, adapter, KV type, parameters, page layout.
+        """Return the identity of this model's pages: a hash of weights, adapter, KV type, parameters and page layout.
 
-        The context beyond which they are others is in it in clear (see `common.pages.identity`).
+        The short context, beyond which a text has other pages, is appended in clear (see `common.pages.identity`).
         """
         digest = hashlib.blake2b(digest_size=16)
         for path in self.weights:
@@ -79,7 +79,7 @@ class DecoderFiles:
 def find_decoder(model: str) -> DecoderFiles:
     """Find and describe a generator by directory, GGUF file, `spillway-demo`, or a hub id that is already downloaded.
 
-    ConfigError says what is missing or wrong.
+    ConfigError names the file or field that is missing or wrong.
     """
     if is_gguf(Path(model).expanduser()):
         return _find_gguf(Path(model).expanduser().resolve())
@@ -111,7 +111,7 @@ def find_decoder(model: str) -> DecoderFiles:
 def _find_gguf(path: Path) -> DecoderFiles:
     file = read_gguf(path)
     spec = parse_decoder(huggingface_config(file), where=str(path))
-    spec = dataclasses.replace(spec, norm_offset=0.0)  # which the file's norms have in them
+    spec = dataclasses.replace(spec, norm_offset=0.0)  # the file's norm weights include it
     metadata = file.metadata
     defaults = {
         name: metadata.get(f"general.sampling.{key}")
@@ -155,7 +155,7 @@ def _directory(model: str) -> Path:
 
     try:
         return Path(huggingface_hub.snapshot_download(model, local_files_only=True))
-    except Exception as error:  # whatever the library raises, the model is not there
+    except Exception as error:  # any error of the library means that the model is missing
         raise ConfigError(
             f"model {model!r}: no such directory, and not among the downloaded models; "
             f"expected a directory, or a hub id after `hf download {model}`"
@@ -165,7 +165,7 @@ def _directory(model: str) -> Path:
 def _name(model: str, config: Mapping[str, Any], where: Path) -> str:
     given = config.get("spillway")
     if given is None:
-        # a relative path such as "." has a name only once it is resolved
+        # a relative path such as "." has a name only after it is resolved
         path = Path(model).expanduser()
         if model.lower() == DEMO or (path.is_dir() and path.resolve() == _DEMO_DIRECTORY):
             return DEMO
@@ -186,7 +186,7 @@ def _context(spec: DecoderSpec, tokens: Mapping[str, Any]) -> int:
 
 
 def _ids(config: Mapping[str, Any], where: Path, spec: DecoderSpec) -> list[int]:
-    """Return eos_token_id, which is absent, one id or several."""
+    """Return the ids in eos_token_id: none, one or several."""
     value = config.get("eos_token_id")
     given = value if isinstance(value, list) else [] if value is None else [value]
     for each in given:
@@ -217,7 +217,7 @@ def _sampling(config: Mapping[str, Any], where: Path) -> SamplingParams:
 
 
 def _reads(config: Mapping[str, Any], where: Path) -> float:
-    """Return our own key of a generator that reads only what it was trained on; see ModelCard."""
+    """Return `reads` from Spillway's own key `spillway_reads_characters_per_token`; see ModelCard."""
     value = config.get("spillway_reads_characters_per_token", 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
         raise ConfigError(
@@ -227,7 +227,7 @@ def _reads(config: Mapping[str, Any], where: Path) -> float:
 
 
 def _chat_template(directory: Path, tokens: Mapping[str, Any]) -> str:
-    """Return chat_template.jinja, else the template in the tokenizer's configuration (the default of several)."""
+    """Return chat_template.jinja, else the tokenizer configuration's template (of several the default one)."""
     text = _text(directory / "chat_template.jinja")
     given = tokens.get("chat_template")
     if text or given is None:
@@ -250,7 +250,7 @@ def _text(path: Path) -> str:
 
 
 def _token(tokens: Mapping[str, Any], special: Mapping[str, Any], name: str) -> str:
-    """Return a special token's text, which may be given alone or as an object; "" if there is none."""
+    """Return a special token's text, which the file gives as a string or in an object; empty if there is none."""
     for source in (tokens, special):
         value = source.get(name)
         value = value.get("content") if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Rotary positions as a model's configuration describes them; no tensors here."""
+"""Rotary positions, read from a model's configuration; no tensors here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BY_LAYER = ("full_attention", "sliding_attention")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """One rotation: `kind` is one of SUPPORTED, `original` the context the model was first trained for.
+    """One rotation: `kind` is one of SUPPORTED, `original` the context of the model's first training, in tokens.
 
-    `attention` scales cosines and sines (yarn, longrope), `share` is the part of a head that is rotated, from its
-    beginning, and `factors` divide the frequencies one by one (longrope in texts of its `original` context; `divided`,
-    as GGUF files have them). `long_factors` do so in longer texts, at all positions; there are none where no text can
-    be longer, or they are the same. What a kind does not use keeps its default.
+    `attention` scales cosines and sines (yarn, longrope); `share` is the rotated part of a head, from its beginning.
+    `factors` divide the frequencies one by one (longrope, in texts up to the `original` context; divided, from GGUF
+    files). `long_factors` replace them at all positions of longer texts; they are empty if no text can be longer, or if
+    they equal `factors`. Fields that a kind does not use keep their defaults.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class RopeSpec:
 
     @property
     def short_context(self) -> int:
-        """The length in tokens beyond which all positions of a text are rotated otherwise; 0: at no length."""
+        """The length in tokens beyond which a text uses `long_factors` at all positions; 0: no text does."""
         return self.original if self.long_factors else 0
 
 
@@ -59,10 +59,10 @@ def parse_rope(
     positions: int,
     where: str,
 ) -> RopeSpec:
-    """Read the one rotation of all layers: `rope_scaling`, else `rope_parameters`, as transformers has it.
+    """Read the rotation that all layers share, from `rope_scaling`, else `rope_parameters`, as transformers does.
 
-    ConfigError for a kind that is not SUPPORTED, a number that is missing or makes no sense, and rotations that differ
-    between layers or leave a part of a head as it is.
+    ConfigError for a kind that is not SUPPORTED, a number that is missing or out of range, a rotation per layer, and a
+    rotation of only part of each head.
     """
     given, name = rope_parameters(config, where)
     for key in ("partial_rotary_factor", "rotary_pct"):
@@ -80,7 +80,7 @@ def parse_rope(
 
 
 def rope_parameters(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
-    """Return a configuration's parameters of its rotation, the same for all layers, and the name of their field."""
+    """Return the parameters of the rotation that all layers share, and the name of the field that holds them."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(name)
     given = {} if given is None else given
@@ -103,9 +103,9 @@ def read_rope(
     original: Any = None,
     share: float = 1.0,
 ) -> RopeSpec:
-    """Read one object of parameters; `original` is what the file says beside it, which counts more than what is in it.
+    """Read one object of parameters; `original`, if not None, overrides the original context in the object.
 
-    `share` of a head's dimensions are rotated. ConfigError as `parse_rope`.
+    `share` of a head's dimensions are rotated. ConfigError as for `parse_rope`.
     """
     kind = given["rope_type"] if "rope_type" in given else given.get("type", "default")
     if kind not in _NEEDS:
@@ -146,10 +146,10 @@ def read_rope(
 
 
 def _dynamic(spec: RopeSpec, dim: int, positions: int, where: str) -> RopeSpec:
-    """Return the plain rotation that NTK by length is within a model's context."""
+    """Return the plain rotation to which NTK scaling by length amounts within a model's context."""
     if dim <= 2:
         raise ConfigError(f"{where} has rope_type 'dynamic'; expected heads of more than 2 numbers")
-    length = spec.factor * positions / positions - (spec.factor - 1)  # 1, but for rounding
+    length = spec.factor * positions / positions - (spec.factor - 1)  # 1 except for rounding
     stretched = length ** (dim / (dim - 2))
     return RopeSpec(kind="default", theta=spec.theta * stretched, share=spec.share)
 
@@ -157,7 +157,7 @@ def _dynamic(spec: RopeSpec, dim: int, positions: int, where: str) -> RopeSpec:
 def _longrope(
     spec: RopeSpec, given: Mapping[str, Any], dim: int, positions: int, where: str
 ) -> RopeSpec:
-    """Take the factors of texts up to the original context, and those of longer ones (LongRoPE, section 3.2)."""
+    """Read the factors for texts up to the original context, and those for longer texts (LongRoPE, section 3.2)."""
     factors = _factors(given, "short_factor", dim, where)
     beyond = _factors(given, "long_factor", dim, where)
     if spec.original < 2:
@@ -177,7 +177,7 @@ def _longrope(
 
 
 def _factors(given: Mapping[str, Any], key: str, dim: int, where: str) -> tuple[float, ...]:
-    """Return one positive number for two dimensions that turn."""
+    """Return the factors: one positive number for every two rotated dimensions."""
     factors = given.get(key)
     if (
         not isinstance(factors, list)

@@ -1,7 +1,7 @@
-"""Rotary positions computed: inverse frequencies, and the rotation of queries and keys.
+"""Rotary positions as tensors: inverse frequencies, and the rotation of queries and keys.
 
-Operations, their order and their precision (fp32) are those of transformers: at position 10,000 the last bit of a
-frequency moves an angle by 1e-3, so a more precise frequency would be a different model.
+The operations, their order and their precision (fp32) are those of transformers: at position 10,000 the last bit of a
+frequency moves an angle by 1e-3, so even a more precise frequency would compute a different model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from engine.models.decoders.rope import RopeSpec
 
 
 def frequencies(rope: RopeSpec, dim: int, *, long: bool = False) -> Tensor:
-    """Return the inverse frequencies of heads of `dim` numbers, fp32, in radians a position: one for two that turn.
+    """Return the fp32 inverse frequencies of heads of `dim` numbers, in radians a position: one per rotated pair.
 
-    With `long` they are those of texts beyond the short context, where the rotation has one.
+    `long` asks for the frequencies of texts beyond the short context, if the rotation has one.
     """
     dim = int(dim * rope.share)
     powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
@@ -35,7 +35,7 @@ def frequencies(rope: RopeSpec, dim: int, *, long: bool = False) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
-    """Divide slow turns by the factor, keep fast ones, and blend in between."""
+    """Divide low frequencies by the factor, keep high frequencies, and blend in between."""
     length = 2 * math.pi / plain
     slow, fast = rope.original / rope.low, rope.original / rope.high
     scaled = torch.where(length > slow, plain / rope.factor, plain)
@@ -58,7 +58,7 @@ def _yarn(rope: RopeSpec, powers: Tensor, dim: int) -> Tensor:
 
 
 def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
-    """Return the dimension that turns `rotations` times over the original context."""
+    """Return the dimension, as a fraction, whose angle makes `rotations` turns over the original context."""
     ratio = math.log(rope.original / (rotations * 2 * math.pi))
     return dim * ratio / (2 * math.log(rope.theta))
 
@@ -66,7 +66,7 @@ def _turning(rope: RopeSpec, rotations: float, dim: int) -> float:
 def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines, (2, rows, 1, rotated dims), of `positions` (rows), scaled by `scale`, in `dtype`.
 
-    `inverse` are the frequencies of all rows, or (rows, frequencies).
+    `inverse` are the frequencies, the same for all rows or shaped (rows, frequencies).
     """
     rotation = positions.to(torch.float32)[:, None] * inverse
     rotation = torch.stack((rotation.cos(), rotation.sin()))
@@ -75,7 +75,7 @@ def angles(positions: Tensor, inverse: Tensor, scale: float, dtype: torch.dtype)
 
 
 def rotate(rows: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate (rows, heads, dim) by `angles`: of the rotated dims, i turns with i + half of them; others remain."""
+    """Rotate (rows, heads, dim) by `angles`: dimension i pairs with i + half of the rotated ones; others stay."""
     turned = rotation.shape[-1]
     half = turned // 2
     turning, rest = rows[..., :turned], rows[..., turned:]

@@ -1,4 +1,4 @@
-"""The specification of a decoder, whatever its family; no tensors here."""
+"""The specification of a decoder of any family; no tensors here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 from engine.models.decoders.rope import RopeSpec
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-# The vectors of a layer that are normed: what enters attention and MLP, what leaves them before it is added, or both.
+# The position of a layer's norms: on the inputs of attention and MLP, on their outputs before the addition, or both.
 NormPlacement = Literal["before", "after", "around"]
-# Norms of queries and keys: of every head by itself, or of all heads together.
+# Norms of queries and keys: of each head separately, or of all heads as one vector.
 QkNorm = Literal["head", "whole"]
 
 
@@ -18,13 +18,13 @@ QkNorm = Literal["head", "whole"]
 class DecoderSpec:
     """Shape and conventions of one decoder.
 
-    `windows[layer]` is how many positions a row of that layer sees, itself included; None: all before it.
-    `ropes[layer]` is how its queries and keys are rotated; None: they are not.
+    `windows[layer]` is the number of positions that a row of that layer sees, itself included; None: all before it.
+    `ropes[layer]` is the rotation of the layer's queries and keys; None: no rotation.
 
-    Words' vectors are multiplied by `embed_scale` (rounded to their type before, if `embed_scale_rounded`), what
-    attention and MLP add to a row by `residual_scale`, logits by `logit_scale`, and scores of queries with keys by
-    `score_scale` (None: 1 / sqrt(head_dim)). A cap c above 0 turns x into c * tanh(x / c): `score_cap` scores,
-    `logit_cap` logits. Norms multiply by their weight and `norm_offset`.
+    Token embeddings are multiplied by `embed_scale` (first rounded to their data type, if `embed_scale_rounded`), the
+    outputs of attention and MLP by `residual_scale`, logits by `logit_scale`, and attention scores by `score_scale`
+    (None: 1 / sqrt(head_dim)). A soft cap c above 0 turns x into c * tanh(x / c): `score_cap` caps attention scores,
+    `logit_cap` logits. A norm multiplies by weight + `norm_offset`.
     """
 
     family: str
@@ -65,15 +65,15 @@ class DecoderSpec:
 
     @property
     def rotations(self) -> list[RopeSpec]:
-        """Return the different rotations of its layers."""
+        """Return the distinct rotations of the layers."""
         return list(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
     @property
     def short_context(self) -> int:
-        """The length in tokens beyond which keys and queries of a text are rotated otherwise; 0: at no length."""
+        """The length in tokens beyond which a text's keys and queries use the long frequencies; 0: they never do."""
         return max((rope.short_context for rope in self.rotations), default=0)
 
     @property
     def attention_scale(self) -> float:
-        """The factor of scores."""
+        """The factor of attention scores."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale

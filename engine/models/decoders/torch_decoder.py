@@ -1,4 +1,4 @@
-"""The forward pass of all families of decoders over a flat batch of rows and paged KV."""
+"""The torch decoder: the forward pass of all families of decoders over a flat batch of rows and paged KV."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from engine.models.decoders.weights import EMBED, HEAD, LayerNorms, embed_scale,
 
 
 class DecoderLinear(NamedTuple):
-    """A matrix (out, in) and its bias, where there is one."""
+    """A matrix (out, in) and its bias, if it has one."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class DecoderLayer(NamedTuple):
-    """One layer's weights; projections with one input are joined."""
+    """One layer's weights; projections that share their input are joined."""
 
     norms: LayerNorms[Tensor]
     qkv: DecoderLinear
@@ -40,11 +40,11 @@ class DecoderLayer(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """One way to attend over pages.
+    """An implementation of attention over pages.
 
-    `plan(queries, pools, shared)` works out a step for every layer group, with `shared` query heads on one head of K
-    and V: something with the rows' `positions` and their `slots` for `Pool.write`. `attend(q, pool, layer, planned)` is
-    as `paged_attention`.
+    `plan(queries, pools, shared)` plans a step for every layer group, where `shared` query heads share one head of K
+    and V; a group's plan has the rows' `positions` and their `slots` for `PageMemory.write`.
+    `attend(q, pool, layer, planned)` is a `paged_attention`.
     """
 
     plan: Callable[[Sequence[QueryRows], Sequence[PageMemory], int], Sequence[Any]]
@@ -52,7 +52,7 @@ class Attention(NamedTuple):
 
 
 def attention_on(device: torch.device) -> Attention:
-    """Return the fastest way on a device: Triton's kernel on CUDA, which torch brings there, else the reference."""
+    """Return the fastest attention for a device: Triton's kernel on CUDA, if installed, else the reference."""
     if device.type == "cuda":
         with contextlib.suppress(ImportError):
             from engine.kernels import triton_attention  # noqa: PLC0415 - there on CUDA only
@@ -70,7 +70,7 @@ class Heads(NamedTuple):
 
 
 class TorchState:
-    """The rows of a step between two stages; `rows` are (rows, hidden), before the last norm after the last."""
+    """The rows of a step between two stages; after the last stage `rows` (rows, hidden) lack only the last norm."""
 
     def __init__(
         self, decoder: TorchDecoder, tokens: Tensor, positions: Tensor, long: Tensor | None
@@ -84,12 +84,12 @@ class TorchState:
         return torch.cat(self._decoder.project(layer, self.rows, self._rotations), dim=1)
 
     def after(self, layer: int, attended: Tensor) -> None:
-        """Add to the rows what follows a layer's attention, of which (rows, heads, dim) is the result."""
+        """Finish a layer, given the result of its attention, (rows, heads, dim): projection and MLP."""
         self.rows = self._decoder.follow(layer, self.rows, attended)
 
 
 class TorchAttention:
-    """Attention of a step over pages on the decoder's device, worked out once and called layer by layer."""
+    """Attention of a step over pages on the decoder's device, planned once and called layer by layer."""
 
     def __init__(
         self, decoder: TorchDecoder, groups: Sequence[Any], pools: Sequence[PageMemory]
@@ -104,10 +104,10 @@ class TorchAttention:
 
 
 class TorchDecoder:
-    """A loaded model without its pages; every call says where they are."""
+    """A loaded model without pages, which every call receives as an argument."""
 
     def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor]) -> None:
-        """Take weights named and shaped as `weights.wanted` says; those that are joined are removed from the dict."""
+        """Take weights with the names and shapes of `weights.wanted`; joined weights are removed from the dict."""
         self.spec = spec
         self._embed = weights[EMBED]
         self._norm = weights["model.norm.weight"]
@@ -152,8 +152,8 @@ class TorchDecoder:
     ) -> Tensor:
         """Compute rows (rows,) of token ids and write their K and V; return (rows, hidden) before the last norm.
 
-        A layer attends once its pages are there. ValueError if positions do not rise or a page that a row needs is not
-        there.
+        Each layer waits until its pages have arrived. ValueError if positions do not rise or a page that a row needs is
+        missing.
         """
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
         return self.run(tokens, groups, pools, arrival)
@@ -165,7 +165,7 @@ class TorchDecoder:
         pools: Sequence[PageMemory],
         arrival: PageArrival | None = None,
     ) -> Tensor:
-        """Compute a step that `Attention.plan` has worked out."""
+        """Compute a step that `Attention.plan` has planned."""
         rotations = self.rotations(groups[0].positions, groups[0].long)
         rows = self.embedded(tokens)
         for number in range(len(self._layers)):
@@ -177,14 +177,14 @@ class TorchDecoder:
         return rows
 
     def begin(self, tokens: Tensor, positions: Tensor, long: Tensor | None = None) -> TorchState:
-        """Begin a step whose stages are called one by one: rows (rows,) of token ids at positions (rows,).
+        """Begin a step that is computed stage by stage, with rows (rows,) of token ids at positions (rows,).
 
-        `long` (rows,) says which rows are those of long texts; None: no row is.
+        `long` (rows,) marks the rows of long texts; None: no row.
         """
         return TorchState(self, tokens, positions, long)
 
     def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> TorchAttention:
-        """Work out the attention of a step whose stages are called one by one (see `PlannedAttention`)."""
+        """Plan the attention of a step that is computed stage by stage (see `TorchAttention`)."""
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
         return TorchAttention(self, groups, pools)
 
@@ -201,7 +201,7 @@ class TorchDecoder:
         return cap * torch.tanh(found / cap) if cap else found
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """Return the vectors (rows, hidden) of token ids."""
+        """Return the embeddings (rows, hidden) of token ids."""
         rows = F.embedding(tokens, self._embed)
         return rows if self._embed_scale == 1 else rows * self._embed_scale
 
@@ -232,7 +232,7 @@ class TorchDecoder:
         return Heads(rotate(q, rotations[rope]), rotate(k, rotations[rope]), v)
 
     def follow(self, number: int, rows: Tensor, attended: Tensor) -> Tensor:
-        """Return rows with what follows a layer's attention."""
+        """Return the rows after a layer: with the projection of its attention's result and its MLP added."""
         layer = self._layers[number]
         rows = self._added(
             rows, _apply(layer.out, attended.flatten(1)), layer.norms.after_attention
@@ -243,11 +243,11 @@ class TorchDecoder:
         return self._added(rows, _apply(layer.down, self._act(gate) * up), layer.norms.after_mlp)
 
     def _added(self, rows: Tensor, more: Tensor, norm: Tensor | None) -> Tensor:
-        """Return rows with what attention or MLP adds to them."""
+        """Return rows plus the output of attention or MLP."""
         return torch.add(rows, self._normed(more, norm), alpha=self.spec.residual_scale)
 
     def _normed(self, rows: Tensor, weight: Tensor | None) -> Tensor:
-        """RMS norm in fp32, rounded before or after the weight, as transformers rounds; rows as they are for None."""
+        """Return the RMS norm of rows in fp32, rounded before or after the weight as in transformers; None: no norm."""
         if weight is None:
             return rows
         wide = rows.float()
@@ -276,7 +276,7 @@ def _apply(linear: DecoderLinear, rows: Tensor) -> Tensor:
 
 def _layer(weights: dict[str, Tensor], base: str, spec: DecoderSpec) -> DecoderLayer:
     def joined(*names: str) -> DecoderLinear:
-        """Concatenate matrices with one input, dropping the originals at once."""
+        """Concatenate matrices that share their input, and drop each original at once."""
         matrices = [weights.pop(f"{base}.{name}.weight") for name in names]
         biases = [weights.pop(f"{base}.{name}.bias", None) for name in names]
         present = [bias for bias in biases if bias is not None]

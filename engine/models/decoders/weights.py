@@ -1,4 +1,4 @@
-"""Load a decoder's weights from safetensors under the names of Hugging Face, each shape checked."""
+"""The weights of a decoder, loaded from safetensors under Hugging Face's names, with every shape checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 HALF_NAMES = frozenset({"BF16", "F16"})  # as safetensors names them
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = HALF_NAMES | {"F32", "F64"}
-_JOINED_FAMILIES = frozenset({"phi3"})  # whose projections with one input are stored as one
-_WRAPPED_FAMILIES = frozenset({"gemma3"})  # which are stored as a part of a larger model
+_JOINED_FAMILIES = frozenset({"phi3"})  # projections that share their input are stored as one
+_WRAPPED_FAMILIES = frozenset({"gemma3"})  # stored as part of a larger model
 _WRAPPERS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -41,9 +41,10 @@ def stored_dtypes(paths: Sequence[Path]) -> set[str]:
 def load_weights(
     spec: DecoderSpec, paths: Sequence[Path], *, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return the tensors that `wanted` names, and `lm_head.weight` where a tied model is stored with another head.
+    """Return the tensors named by `wanted`, and `lm_head.weight` if a tied model is stored with a different head.
 
-    ConfigError names one that is missing, misshapen or not finite; names and shapes are checked before any is read.
+    ConfigError names a tensor that is missing, misshapen or not finite; names and shapes are checked before any tensor
+    is read.
     """
     sources = _sources(spec, paths)
     weights: dict[str, Tensor] = {}
@@ -59,7 +60,7 @@ def load_weights(
 
 
 def wanted(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every tensor the forward pass reads."""
+    """Yield the name and shape of every tensor that the forward pass reads."""
     hidden, dim = spec.hidden, spec.head_dim
     wide, narrow = spec.heads * dim, spec.kv_heads * dim
     yield EMBED, (spec.vocabulary, hidden)
@@ -89,7 +90,7 @@ def wanted(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class LayerNorms(NamedTuple, Generic[T]):
-    """A layer's norms: of what enters attention and leaves it, what enters the MLP and leaves it; None: not normed."""
+    """A layer's norms: before and after attention, before and after the MLP; None: no norm there."""
 
     before_attention: T | None
     after_attention: T | None
@@ -115,7 +116,7 @@ def norm_names(spec: DecoderSpec) -> LayerNorms[str]:
 
 
 def embed_scale(spec: DecoderSpec, dtype: torch.dtype) -> float:
-    """Return the factor of words' vectors for activations of a type."""
+    """Return the factor of token embeddings for activations of this data type."""
     if spec.embed_scale_rounded:
         return float(torch.tensor(spec.embed_scale, dtype=dtype))
     return spec.embed_scale
@@ -128,7 +129,7 @@ def _linear(name: str, out: int, into: int, *, bias: bool) -> Iterator[tuple[str
 
 
 class _Source(NamedTuple):
-    """Where a tensor is stored: the file, the name there, and the rows of it."""
+    """A tensor's place: the file, the name of the stored tensor, and the rows in it."""
 
     path: Path
     stored: str
@@ -138,7 +139,7 @@ class _Source(NamedTuple):
 def _sources(spec: DecoderSpec, paths: Sequence[Path]) -> dict[str, _Source]:
     """Find every wanted tensor by the files' headers; ConfigError names one that is missing or misshapen."""
     expected = dict(wanted(spec))
-    if spec.tied:  # transformers takes the head of a tied model, if it is stored and another
+    if spec.tied:  # transformers uses a tied model's stored head if it differs
         expected[HEAD] = (spec.vocabulary, spec.hidden)
     joined = joined_names(spec)
     found: dict[str, _Source] = {}
@@ -165,7 +166,7 @@ def _sources(spec: DecoderSpec, paths: Sequence[Path]) -> dict[str, _Source]:
 
 
 def joined_names(spec: DecoderSpec) -> dict[str, tuple[str, ...]]:
-    """Return the wanted tensors that are stored as rows of one, by its name."""
+    """Return the names of tensors that are stored joined, by the name of the stored tensor."""
     found: dict[str, tuple[str, ...]] = {}
     if spec.family not in _JOINED_FAMILIES:
         return found
@@ -177,7 +178,7 @@ def joined_names(spec: DecoderSpec) -> dict[str, tuple[str, ...]]:
 
 
 def _plain(stored: str) -> str:
-    """Return a tensor's name without that of the model around the one that reads text."""
+    """Return a tensor's name without the prefix of the larger model around the text model."""
     for prefix, plain in _WRAPPERS.items():
         if stored.startswith(prefix):
             return plain + stored.removeprefix(prefix)
@@ -195,7 +196,7 @@ def _check_header(file: Any, stored: str, shape: tuple[int, ...], path: Path) ->
 
 
 def _finite(tensor: Tensor, name: str, path: Path) -> Tensor:
-    # A sum that is finite says so of all, in one reading; one that is not may only have run over.
+    # A finite sum proves in one pass that all numbers are finite; an infinite sum may be a mere overflow.
     if not math.isfinite(tensor.sum(dtype=torch.float32)) and not torch.isfinite(tensor).all():
         raise ConfigError(f"{path}: tensor {name!r} holds NaN or infinity")
     return tensor
@@ -203,7 +204,7 @@ def _finite(tensor: Tensor, name: str, path: Path) -> Tensor:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; whatever is wrong with it is a ConfigError."""
+    """Open a safetensors file; any fault of the file is a ConfigError."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file

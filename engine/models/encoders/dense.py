@@ -1,4 +1,4 @@
-"""A linear layer between pooling and normalisation, as sentence-transformers' Dense computes it."""
+"""The dense layer between pooling and normalisation, computed as in sentence-transformers' Dense."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DenseLayer:
     """One layer, in fp32 on the model's device."""
 
     def __init__(self, files: DenseFiles, device: torch.device) -> None:
-        """Read the weights; ConfigError names one that is missing or misshapen."""
+        """Read the weights; ConfigError names a tensor that is missing or misshapen."""
         found = tensors(files.weights)
         shapes: dict[str, tuple[int, ...]] = {"linear.weight": (files.outputs, files.inputs)}
         if files.bias:
@@ -31,6 +31,6 @@ class DenseLayer:
         self._activate: torch.nn.Module = getattr(torch.nn, files.activation)()
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Return fp32 (texts, outputs) of fp32 (texts, inputs)."""
+        """Return fp32 (texts, outputs) for fp32 (texts, inputs)."""
         found: Tensor = self._activate(F.linear(vectors, self._weight, self._bias))
         return found

@@ -1,4 +1,4 @@
-"""One encoder or cross-encoder: token lists in, vectors or scores out, on one device in one precision."""
+"""The encoder or cross-encoder: token lists in, vectors or scores out, on one device in one precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.torch_setup import set_up_torch
 
 
 class Encoder:
-    """A loaded model; not thread-safe: one thread computes, any may read its properties."""
+    """A loaded model; not thread-safe: only one thread may compute, any thread may read its properties."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Encoder:
         self.fingerprint = files.fingerprint()
         self.dtype: str = precision
         self.known_cost: LinearCost | None = None
-        # How often each text is computed: more than once imitates a slower device, for tests and demonstrations.
+        # Each text is computed this many times; more than once imitates a slower device, for tests and demonstrations.
         self.times = 1
         self.device = device.type
         self.max_tokens = files.max_tokens
@@ -71,8 +71,8 @@ class Encoder:
     ) -> Encoder:
         """Load a model by directory, hub id or alias ("" is MiniLM).
 
-        `dtype` auto takes the fastest precision within the accuracy bound, by measurement, remembered in `cache`;
-        `threads` 0 takes what affinity and cgroup allow. ConfigError says what cannot be had.
+        `dtype` auto takes the fastest precision within the accuracy bound, measured once and remembered in `cache`;
+        `threads` 0 takes all cores that affinity and cgroup allow. ConfigError names a setting that cannot be met.
         """
         files = find(model)
         place, threads = set_up_torch(device, threads)
@@ -90,7 +90,7 @@ class Encoder:
 
     @property
     def reranks(self) -> bool:
-        """True for a cross-encoder, whose `score` takes pairs."""
+        """True for a cross-encoder, which can `score` pairs."""
         return self._spec.labels > 0
 
     def tokenizer_json(self) -> bytes:
@@ -98,7 +98,7 @@ class Encoder:
         return self._files.tokenizer_json()
 
     def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
-        """Return the card by which the router tokenizes for this model and names its families."""
+        """Return the model's card, from which the router tokenizes and names families."""
         kind: Literal["embed", "rerank"] = "rerank" if self.reranks else "embed"
         return ModelCard(
             name=self.name,
@@ -133,7 +133,7 @@ class Encoder:
                 )
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Floats:
-        """Return one float32 row per token list, in the order given; lists must pass `check`."""
+        """Return one float32 row per token list, in the same order; every list must pass `check`."""
         spec = self._spec
         with self._computing():
             last = spec.normalise and not self._dense
@@ -147,7 +147,7 @@ class Encoder:
         return found
 
     def score(self, pairs: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Floats:
-        """Return a cross-encoder's raw score per joined pair; `types` are token types, or empty for all 0."""
+        """Return a cross-encoder's raw score for each joined pair; `types` are token types, empty: all 0."""
         if self._spec.labels != 1:
             raise InvalidRequest(f"model {self.name} is not a cross-encoder with one score")
         kinds = types if types and self._spec.types > 1 else None
@@ -183,7 +183,7 @@ def _precisions(
     threads: int,
     directory: Path | None,
 ) -> dict[EncoderPrecision, Callable[[], Forward]]:
-    """Return the precisions that this machine has for the model; each is built only when called."""
+    """Return functions that build the model in each precision that this machine supports."""
     precisions: dict[EncoderPrecision, Callable[[], Forward]] = {
         "fp32": lambda: TorchForward(files.spec, weights, "fp32", place),
         "bf16": lambda: TorchForward(files.spec, weights, "bf16", place),

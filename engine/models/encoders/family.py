@@ -1,4 +1,4 @@
-"""The families of encoders: each turns its `config.json` into an EncoderSpec, as transformers reads it."""
+"""The families of encoders: turn each family's `config.json` into an EncoderSpec, as transformers reads it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "silu": "silu",
 }
-_MOST = 1 << 24  # of layers, sizes, words: what is larger is a mistake
-_BUCKETS = 32  # of distances, whatever an MPNet's file says
+_MOST = 1 << 24  # layers, sizes or tokens: a larger number is a mistake
+_BUCKETS = 32  # buckets of distances, fixed in MPNet's code
 _LOCAL_ATTENTION = 128
 Fields = dict[str, Any]
 
@@ -56,7 +56,7 @@ def _roberta(config: Fields, where: str) -> EncoderSpec:
 
 
 def _distilbert(config: Fields, where: str) -> EncoderSpec:
-    """DistilBERT: BERT under other names, without token types."""
+    """Build the spec of a DistilBERT: BERT with other field names, and without token types."""
     names = {
         "num_hidden_layers": ("n_layers", 6),
         "hidden_size": ("dim", 768),
@@ -71,7 +71,7 @@ def _distilbert(config: Fields, where: str) -> EncoderSpec:
 
 
 def _mpnet(config: Fields, where: str) -> EncoderSpec:
-    """MPNet: positions as RoBERTa counts them, and biases by distance; no token types."""
+    """Build the spec of an MPNet: RoBERTa's positions, and score biases by distance; no token types."""
     defaults = {
         "num_hidden_layers": 12,
         "hidden_size": 768,
@@ -91,7 +91,7 @@ def _mpnet(config: Fields, where: str) -> EncoderSpec:
 
 
 def _nomic(config: Fields, where: str) -> EncoderSpec:
-    """Nomic: rotations, a gated MLP, no bias but those of norms."""
+    """Build the spec of a Nomic encoder: rotations, a gated MLP, and biases in norms only."""
     defaults = {
         "num_hidden_layers": 12,
         "hidden_size": 768,
@@ -117,7 +117,7 @@ def _nomic(config: Fields, where: str) -> EncoderSpec:
 
 
 def _modernbert(config: Fields, where: str) -> EncoderSpec:
-    """ModernBERT: norms before, rotations and windows by layer, a gated MLP, no bias."""
+    """Build the spec of a ModernBERT: norms before attention and MLP, rotations, windows, a gated MLP, no biases."""
     for name in ("norm_bias", "attention_bias", "mlp_bias"):
         if config.get(name):
             raise ConfigError(f"{where}: {name} is {config[name]!r}; expected false")
@@ -178,7 +178,7 @@ FAMILIES: dict[str, Callable[[Fields, str], EncoderSpec]] = {
 
 
 def _absolute(config: Fields, where: str, family: str, *, offset: int, labels: int) -> EncoderSpec:
-    """Return the spec of an encoder with a table of positions."""
+    """Return the spec of an encoder with a table of position embeddings."""
     position = config.get("position_embedding_type") or "absolute"
     if position != "absolute":
         raise ConfigError(f"{where}: position_embedding_type is {position!r}; expected 'absolute'")
@@ -227,7 +227,7 @@ def _labels(config: Fields, where: str) -> int:
 
 
 def _none(config: Fields, where: str) -> int:
-    """Return no labels; ConfigError for a model with a classification head, which this family is not served with."""
+    """Return 0 labels; ConfigError for a classification head, which is not supported in this family."""
     if _classifies(config):
         raise ConfigError(
             f"{where}: architectures is {config['architectures']!r}; expected a model without a classification head"
@@ -241,7 +241,7 @@ def _classifies(config: Fields) -> bool:
 
 
 def _theta(given: Any, where: str) -> float | None:
-    """Return the base of a plain rotation, None if it is not said; ConfigError for another kind of rotation."""
+    """Return the base of a plain rotation, None if the file has none; ConfigError for another kind of rotation."""
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: rope_parameters is {given!r}; expected an object")
     kind = given["rope_type"] if "rope_type" in given else given.get("type", "default")

@@ -1,6 +1,6 @@
 """The files of an encoder: a directory, a hub id or the packaged default, and its configuration.
 
-No torch is loaded, so that a simulated worker and the command line can read a model's tokenizer and limits.
+The module loads no torch, so that a simulated worker and the command line can read a model's tokenizer and limits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ModelFiles:
     described_by: str
 
     def tokenizer_json(self) -> bytes:
-        """Return tokenizer.json without truncation and padding, which the caller decides."""
+        """Return tokenizer.json without truncation and padding, which are up to the caller."""
         return tokenizer_json(self.directory, lower_case=self.lower_case)
 
     def fingerprint(self) -> str:
@@ -77,9 +77,9 @@ class ModelFiles:
 
 
 def tokenizer_json(directory: Path, *, lower_case: bool = False) -> bytes:
-    """Return a model's tokenizer.json without truncation and padding; ConfigError if it is no tokenizer.
+    """Return a model's tokenizer.json without truncation and padding; ConfigError if the file is no tokenizer.
 
-    With `lower_case` texts are put into lower case first, if the tokenizer does not do so by a step of its own.
+    With `lower_case` the normalizer begins with a step to lower case, unless the tokenizer has such a step already.
     """
     where = directory / "tokenizer.json"
     content = read_json(where)
@@ -89,14 +89,14 @@ def tokenizer_json(directory: Path, *, lower_case: bool = False) -> bytes:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     try:
         Tokenizer.from_str(text)
-    except Exception as error:  # the library documents no class of its errors
+    except Exception as error:  # the library documents no error class
         reason = str(error).partition("\n")[0][:200]
         raise ConfigError(f"{where}: {reason}; expected a tokenizer") from error
     return text.encode()
 
 
 def _lower_cased(normalizer: Any) -> Any:
-    """Return a tokenizer's normalizer with lower case first, as sentence-transformers does it (do_lower_case)."""
+    """Return a tokenizer's normalizer with a first step to lower case (sentence-transformers' do_lower_case)."""
     given = normalizer if isinstance(normalizer, dict) else {}
     steps = (
         given.get("normalizers") if given.get("type") == "Sequence" else [given] if given else []
@@ -109,7 +109,7 @@ def _lower_cased(normalizer: Any) -> Any:
 
 
 def model_name(model: str) -> str:
-    """Return the name users call a model by: `minilm`, or a slug of the directory or hub id."""
+    """Return a model's name for users: `minilm`, or a slug of the directory or hub id."""
     if model.lower() in DEFAULT_ALIASES:
         return DEFAULT_MODEL
     slug = re.sub(r"[^a-z0-9]+", "-", Path(model).name.lower()).strip("-")
@@ -184,7 +184,7 @@ def _from_hub(model: str) -> Path:
 
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
-    except Exception as error:  # any way the hub fails ends in the same sentence
+    except Exception as error:  # every failure of the hub has the same message
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"model {model!r}: no such directory, and it could not be had from the Hugging Face hub "
@@ -193,7 +193,7 @@ def _from_hub(model: str) -> Path:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Return a file's JSON object, {} for an absent optional file; ConfigError names the file and its fault."""
+    """Read a file's JSON object; {} for a missing optional file. ConfigError names the file and its fault."""
     value = _any_json(path, optional=optional)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object")
@@ -202,7 +202,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _any_json(path: Path, *, optional: bool) -> Any:
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe may never end
+        if path.exists() and not path.is_file():  # reading a device or a pipe may never end
             raise OSError("not a regular file")
         if path.exists() and path.stat().st_size > _JSON_BYTES:
             raise OSError(f"more than {_JSON_BYTES} bytes")
@@ -216,7 +216,7 @@ def _any_json(path: Path, *, optional: bool) -> Any:
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """Return (kind, sub-directory) of each sentence-transformers module; refuse kinds we do not compute."""
+    """Return (kind, sub-directory) of each sentence-transformers module; ConfigError for an unsupported kind."""
     path = directory / "modules.json"
     listed = _any_json(path, optional=True) or []
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
@@ -233,7 +233,7 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
 
 
 def _within(directory: Path, sub: str) -> Path:
-    """Return a module's directory; ConfigError if it is not within the model's."""
+    """Return a module's directory; ConfigError if it is outside the model's directory."""
     place = directory / sub
     if not place.resolve().is_relative_to(directory.resolve()):
         raise ConfigError(f"{directory / 'modules.json'}: path {sub!r} leaves the directory")
@@ -241,7 +241,7 @@ def _within(directory: Path, sub: str) -> Path:
 
 
 def _transformer_config(directory: Path) -> dict[str, Any]:
-    """Return sentence-transformers' own fields of a transformer, {} if there are none."""
+    """Return sentence-transformers' own configuration of a transformer module; {} if there is none."""
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"):
         found = read_json(directory / f"sentence_{family}_config.json", optional=True)
         if found:
@@ -250,7 +250,7 @@ def _transformer_config(directory: Path) -> dict[str, Any]:
 
 
 def _dense(directory: Path, modules: list[tuple[str, str]], inputs: int) -> tuple[DenseFiles, ...]:
-    """Return the linear layers after pooling, in their order; ConfigError for one that cannot be served."""
+    """Return the linear layers after pooling, in order; ConfigError for a layer that is not supported."""
     found = []
     for place in [_within(directory, sub) for kind, sub in modules if kind == "Dense"]:
         where = place / "config.json"
@@ -278,7 +278,7 @@ def _dense(directory: Path, modules: list[tuple[str, str]], inputs: int) -> tupl
 
 
 def _prompts(directory: Path) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the prompts as the file has them, all by name, and the one of texts without a name ("": none)."""
+    """Return the prompts as stored, the prompts by name, and the default prompt (empty: none)."""
     where = directory / "config_sentence_transformers.json"
     config = read_json(where, optional=True)
     given = config.get("prompts")
@@ -329,7 +329,7 @@ def _pooling(directory: Path, modules: list[tuple[str, str]]) -> Pooling:
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return a model's safetensors files, one or those its index names; ConfigError if one is missing."""
+    """Return a model's safetensors files: the single one, or all in its index. ConfigError if one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")

@@ -1,4 +1,4 @@
-"""The forward pass on a CPU with AVX512-BF16: oneDNN linears with packed weights, our kernels for the rest."""
+"""The packed forward pass on a CPU with AVX512-BF16: oneDNN linears with packed weights, own kernels for the rest."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from engine.models.encoders.torch_forward import EncoderLinear
 _Norm = tuple[Tensor, Tensor, float]
 _Ids = Sequence[Sequence[int]]
 _CPU = torch.device("cpu")
-# With fewer tokens the products of one thread are slower: by 5 % with 256, by 15 % with 128.
+# With fewer tokens per part, matrix products on one thread are slower: by 5 % with 256 tokens, by 15 % with 128.
 PART_TOKENS = 512
 
 
 def packable(spec: EncoderSpec) -> bool:
-    """True if the kernels know this model's shape."""
+    """True if the kernels can compute a model of this shape."""
     return spec.plain and spec.head_dim in HEAD_WIDTHS and spec.hidden % 16 == 0
 
 
 class PackedForward:
-    """Hidden states of packed texts in bf16, residuals, norms and softmax in fp32.
+    """The forward pass over packed texts in bf16, with residuals, norms and softmax in fp32.
 
-    A batch large enough for every thread is cut into parts, each computed by one thread; a thread that is done takes
-    the next part. If all threads shared each product, all would wait at each for a thread whose core is busy elsewhere.
+    A batch that is large enough for all threads is cut into parts; each thread computes one part after another. If all
+    threads shared each matrix product, all would wait at each product for a thread whose core is busy with other work.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PackedForward:
         self._norm = _norm(weights, "embeddings.LayerNorm", spec.epsilon)
         self._layers = [_Layer(weights, index, spec, kernels) for index in range(spec.layers)]
         self._threads = threads
-        # The number of threads holds for the thread that sets it, and for threads that begin later and set none.
+        # Torch's number of threads applies to the thread that sets it, and to later threads that set none.
         self._pool = ThreadPoolExecutor(threads, "part", torch.set_num_threads, (1,))
 
     def pooled(
@@ -59,7 +59,7 @@ class PackedForward:
         out = torch.empty(len(texts), self._spec.hidden)
 
         def compute(part: slice) -> None:
-            with torch.inference_mode():  # known to one thread
+            with torch.inference_mode():  # set per thread
                 rows, starts = self._forward(texts[part], types and types[part])
                 self._kernels.pool(rows, starts, pooling, normalise=normalise, out=out[part])
 
@@ -75,7 +75,7 @@ class PackedForward:
         return self._forward(texts, types)[0]
 
     def _forward(self, texts: _Ids, types: _Ids | None) -> tuple[Tensor, Tensor]:
-        """Return the hidden rows, and the row numbers where the texts begin and the last one ends."""
+        """Return the hidden rows, and the row numbers at which texts begin, with the last text's end."""
         lengths = [len(text) for text in texts]
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.long)
         ids = torch.tensor(list(chain.from_iterable(texts)), dtype=torch.long)
@@ -90,7 +90,7 @@ class PackedForward:
 
 
 def split(lengths: Sequence[int], parts: int) -> list[slice]:
-    """Cut texts of such lengths into at most `parts` runs of about as many tokens each."""
+    """Cut texts of these lengths into at most `parts` runs with about equal numbers of tokens."""
     ends = list(accumulate(lengths))
     cuts = [bisect(ends, ends[-1] * number // parts) for number in range(1, parts)]
     edges = sorted({0, *cuts, len(lengths)})
@@ -115,7 +115,7 @@ class _Layer:
         self._norm2 = _norm(weights, f"{base}.output.LayerNorm", spec.epsilon)
 
     def __call__(self, rows: Tensor, rows16: Tensor, starts: Tensor) -> None:
-        """Advance `rows` and their rounded copy by one layer, in place."""
+        """Compute one layer on `rows` and their rounded copy, in place."""
         kernels, spec = self._kernels, self._spec
         attended = kernels.attention(self._qkv(rows16), starts, spec.heads, spec.head_dim)
         kernels.add_norm(rows, self._out(attended), rows16, self._norm1)

@@ -1,4 +1,4 @@
-"""The positions of tokens, as a family counts them."""
+"""Positions of tokens in the position table, counted by BERT's or RoBERTa's rule."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.models.encoders.spec import EncoderSpec
 def positions(spec: EncoderSpec, ids: Tensor, starts: Tensor) -> Tensor:
     """Return the rows of the position table for ids (tokens,) of texts that begin at `starts` (texts + 1,).
 
-    RoBERTa counts from one beyond its padding token, which a text may spell: that has a place of its own and is not
-    counted.
+    RoBERTa counts from the padding token's id + 1. A padding token inside a text is not counted, and has a row of its
+    own.
     """
     begins, lengths = starts[:-1], starts.diff()
     offset = spec.position_offset

@@ -1,4 +1,4 @@
-"""The precision of an encoder, by measurement: the fastest whose vectors stay within the accuracy bound of fp32."""
+"""The precision of an encoder, chosen by measurement: the fastest whose vectors are close enough to those of fp32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Forward(Protocol):
         *,
         normalise: bool,
     ) -> Tensor:
-        """Return fp32 (texts, hidden): a vector a text, in any order; `types` are token types, 0 if None."""
+        """Return fp32 (texts, hidden), a vector for each text; texts may be in any order, `types` None means 0."""
 
 
 def choose(
@@ -76,7 +76,7 @@ def choose(
             if precision == "fp32" or _accurate(exact, states[precision])
         ]
         best = dict.fromkeys(allowed, float("inf"))
-        for _ in range(_ROUNDS):  # by turns, so that a busy moment of the machine does not decide
+        for _ in range(_ROUNDS):  # in turns, so that a busy moment of the machine hits all
             for precision in allowed:
                 best[precision] = min(
                     best[precision], _seconds(built[precision], texts, device, clock)
@@ -92,7 +92,7 @@ def _accurate(exact: Tensor, vectors: Tensor) -> bool:
 
 
 def _means(forward: Forward, texts: list[list[int]]) -> Tensor:
-    """Return mean-pooled rows per text; this also warms the forward pass."""
+    """Return the mean-pooled vectors of texts; the call also warms the forward pass."""
     return forward.pooled(texts, None, "mean", normalise=False)
 
 
@@ -134,4 +134,4 @@ def _remember(cache: Path | None, key: str, chosen: EncoderPrecision) -> None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.write_text(json.dumps({**_remembered(cache), key: chosen}), encoding="utf-8")
     except OSError:
-        return  # a cache that cannot be written costs a measurement, nothing else
+        return  # without the cache the next start only measures again

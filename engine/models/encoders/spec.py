@@ -1,4 +1,4 @@
-"""The shape and conventions of an encoder, whatever its family; no tensors here."""
+"""The specification of an encoder of any family; no tensors here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 class EncoderSpec:
     """Shape and conventions of one encoder; `labels` is 0 unless it has a classification head.
 
-    Positions are vectors of a table, if `position_table`; rotations of queries and keys, by the base `thetas[layer]`,
-    if there are any; or biases of scores, by distance in so many `relative_buckets`. A token of a layer sees those that
-    are no further away than `windows[layer]`, all if there are none. `types` is 0 if token types have no vectors.
+    Positions are embeddings from a table, if `position_table`; rotations of queries and keys with the bases
+    `thetas[layer]`, if not empty; or score biases by distance, in `relative_buckets` buckets. In each layer a token
+    sees tokens at a distance of at most `windows[layer]`, or all tokens without windows. `types` is 0 if the model has
+    no token type embeddings.
 
-    Norms stand after attention and MLP, or before them: then the first attention has none, and there is one at the end.
-    A gated MLP multiplies two products, one of them activated.
+    Norms are `after` attention and MLP, or `before` them; in the latter case the first attention has no norm, and a
+    last norm follows all layers. A gated MLP multiplies two linear projections, one of them activated.
     """
 
     family: str
@@ -51,11 +52,11 @@ class EncoderSpec:
 
     @property
     def max_positions(self) -> int:
-        """Most tokens a text may have by the position table."""
+        """The most tokens of a text that the position table allows."""
         return self.positions - self.position_offset
 
     @property
     def plain(self) -> bool:
-        """True if it computes as BERT does."""
+        """True if the forward pass is BERT's."""
         rotated = bool(self.thetas or self.relative_buckets)
         return self.norms == "after" and not self.gated and not rotated

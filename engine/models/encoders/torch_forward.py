@@ -1,7 +1,7 @@
-"""The forward pass of all families of encoders over packed rows: no padding anywhere.
+"""The torch forward pass of all families of encoders, over packed rows without padding.
 
-All texts of a batch lie one after another in one (tokens, hidden) matrix, so every linear runs once over real tokens
-only; attention runs per group of texts of equal length. Residuals, layer norms and softmax stay in fp32.
+All texts of a batch lie one after another in one (tokens, hidden) matrix, so each linear layer runs once, over real
+tokens only; attention runs once per group of texts of equal length. Residuals, norms and softmax stay in fp32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 class EncoderLinear:
-    """One linear in the chosen precision; on the CPU bf16 weights are packed once for oneDNN."""
+    """One linear layer in the chosen precision; on the CPU bf16 weights are packed once for oneDNN."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor, precision: Precision, device: torch.device
@@ -48,13 +48,13 @@ class EncoderLinear:
         precision: Precision,
         device: torch.device,
     ) -> EncoderLinear:
-        """Fuse the named linears, which share their input, into one."""
+        """Return one layer that fuses the named linear layers, which share their input."""
         weight = torch.cat([weights[f"{name}.weight"] for name in names])
         bias = torch.cat([weights[f"{name}.bias"] for name in names])
         return cls(weight, bias, precision, device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return rows @ weight.T + bias, in this linear's precision, as `rows` must be."""
+        """Return rows @ weight.T + bias; `rows` and result have this layer's precision."""
         if self._packed is not None:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(
                 rows, self._packed, self._bias, "none", [], ""
@@ -64,7 +64,7 @@ class EncoderLinear:
 
 
 def packs_bf16() -> bool:
-    """Return whether oneDNN takes bf16 weights on this processor: not without AVX-512 or the like."""
+    """Return whether oneDNN can pack bf16 weights on this processor, which takes AVX-512 or similar instructions."""
     return bool(torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -81,9 +81,9 @@ class _Norm:
 
 
 class Distances:
-    """The part of positions in scores, by layer: windows, rotations of queries and keys, and biases by T5's buckets.
+    """The influence of positions on attention, by layer: windows, rotations, and score biases by T5's buckets.
 
-    Masks are kept until `forget`.
+    Masks are kept until `forget` is called.
     """
 
     def __init__(self, spec: EncoderSpec, weights: dict[str, Tensor], device: torch.device) -> None:
@@ -99,18 +99,18 @@ class Distances:
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def forget(self) -> None:
-        """Give back the memory of masks."""
+        """Free the memory of masks."""
         self._masks.clear()
 
     def rotation(self, layer: int, length: int) -> Tensor | None:
-        """Return cosines and sines, fp32 (2, length, head dim), of a text's positions."""
+        """Return cosines and sines, fp32 (2, length, head dim), of a text's positions; None without rotations."""
         if not self._thetas:
             return None
         places = torch.arange(length, device=self._device)
         return angles(places, self._inverse[self._thetas[layer]], 1.0, torch.float32)[:, :, 0]
 
     def mask(self, layer: int, length: int, dtype: torch.dtype) -> Tensor | None:
-        """Return what scores of a text are increased by, (heads or 1, length, length), None for nothing."""
+        """Return the addends to attention scores of a text, (heads or 1, length, length); None without any."""
         key = self._windows[layer], length
         if key not in self._masks:
             self._masks[key] = self._mask(*key, dtype)
@@ -128,13 +128,13 @@ class Distances:
 
 
 def _apart(length: int, device: torch.device) -> Tensor:
-    """Return how far each token (second) is behind each other one (first): (length, length)."""
+    """Return (length, length): the position of each token (second index) minus that of each token (first index)."""
     places = torch.arange(length, device=device)
     return places[None, :] - places[:, None]
 
 
 def _buckets(apart: Tensor, buckets: int = 32, furthest: int = 128) -> Tensor:
-    """Return T5's bucket of each distance: half for each direction, half of these exact, the others logarithmic."""
+    """Return T5's bucket of each distance: half of the buckets per direction, of these half exact, half logarithmic."""
     half, exact = buckets // 2, buckets // 4
     far = apart.abs()
     scaled = torch.log(far.float() / exact) / math.log(furthest / exact) * (half - exact)
@@ -171,7 +171,7 @@ class _Layer:
         self._norm2 = _Norm(weights, f"{base}.output.LayerNorm", spec.epsilon, device)
 
     def __call__(self, rows: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
-        """`rows` fp32 (tokens, hidden); `groups` holds (texts, length) in the order of the rows."""
+        """Compute one layer of `rows`, fp32 (tokens, hidden); `groups` are (texts, length) in the order of the rows."""
         if self._spec.norms == "before":
             rows = rows + self._attended(self._normed(rows), groups)
             return rows + self._inner(self._norm2(rows))
@@ -218,7 +218,7 @@ class _Layer:
 
 
 class TorchForward:
-    """Hidden states of packed texts, computed by torch on any of its devices."""
+    """The forward pass over packed texts, computed by torch on any of its devices."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class TorchForward:
         *,
         normalise: bool,
     ) -> Tensor:
-        """Return fp32 (texts, hidden), computed in micro-batches of texts of like length."""
+        """Return fp32 (texts, hidden), computed in micro-batches of texts of similar length."""
         out = torch.empty(len(texts), self._words.shape[1], device=self._device)
         for chosen in length_order([len(text) for text in texts], MICROBATCH_TOKENS):
             picked = [texts[index] for index in chosen]

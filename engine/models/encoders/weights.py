@@ -1,4 +1,4 @@
-"""Load an encoder's weights from safetensors under one set of names, each shape checked."""
+"""The weights of an encoder, loaded from safetensors and renamed to BERT's names, with every shape checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.encoders.files import ModelFiles
 from engine.models.encoders.spec import EncoderSpec
 
 _PREFIXES = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.", "model.")
-# How a family's names become BERT's: a pattern in a name, and what stands there instead, or the names of equal parts.
+# Renaming to BERT's names: a pattern, and its replacement, or the names of the equal parts of a joined tensor.
 _Renaming = tuple[str, str | tuple[str, ...]]
 _QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 _RENAMED: dict[str, tuple[_Renaming, ...]] = {
@@ -70,9 +70,9 @@ _OLDER: tuple[_Renaming, ...] = (
 
 
 def load_weights(files: ModelFiles) -> dict[str, Tensor]:
-    """Return fp32 tensors named as `wanted` names them, and biases of 0 where a family has none.
+    """Return fp32 tensors with the names of `wanted`, and biases of 0 where a family has no biases.
 
-    ConfigError names the missing or misshapen one.
+    ConfigError names a tensor that is missing or misshapen.
     """
     found: dict[str, Tensor] = {}
     for path in files.weights:
@@ -94,7 +94,7 @@ def load_weights(files: ModelFiles) -> dict[str, Tensor]:
 
 
 def checked(tensor: Tensor, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
-    """Return a tensor in fp32; ConfigError if its shape is another or a number is not finite."""
+    """Return a tensor in fp32; ConfigError if its shape differs or a number is not finite."""
     if tuple(tensor.shape) != shape:
         raise ConfigError(
             f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}; expected {shape}"
@@ -106,7 +106,7 @@ def checked(tensor: Tensor, name: str, shape: tuple[int, ...], path: Path) -> Te
 
 
 def wanted(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every stored tensor the forward pass reads."""
+    """Yield the name and shape of every stored tensor that the forward pass reads."""
     hidden, inner = spec.hidden, spec.intermediate
     yield "embeddings.word_embeddings.weight", (spec.vocabulary, hidden)
     if spec.position_table:
@@ -141,14 +141,14 @@ def wanted(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _layer(
     name: str, out: int, *into: int, bias: bool = True
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the tensors of a linear layer, or of a norm, which has no inputs."""
+    """Yield the tensors of a linear layer, or, without inputs, of a norm."""
     yield f"{name}.weight", (out, *into)
     if bias:
         yield f"{name}.bias", (out,)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a safetensors file; ConfigError if it is not intact."""
+    """Return all tensors of a safetensors file; ConfigError if the file is damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -157,7 +157,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _tensors(path: Path, family: str) -> dict[str, Tensor]:
-    """Return the tensors of a file by BERT's names."""
+    """Return the tensors of a file under BERT's names."""
     found: dict[str, Tensor] = {}
     for stored, tensor in tensors(path).items():
         names = _plain(stored, family)
@@ -167,7 +167,7 @@ def _tensors(path: Path, family: str) -> dict[str, Tensor]:
 
 
 def _plain(stored: str, family: str) -> list[str]:
-    """Return BERT's names of a stored tensor: several, if it holds equal parts."""
+    """Return BERT's names for a stored tensor; several names if the tensor joins equal parts."""
     for prefix in _PREFIXES:
         stored = stored.removeprefix(prefix)
     names = [stored]

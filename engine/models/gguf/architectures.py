@@ -1,6 +1,6 @@
-"""Architectures of GGUF files, and what sets each apart: `model_type`, fields, and the names of tensors.
+"""Architectures of GGUF files: the `model_type`, configuration fields and tensor names of each.
 
-What a file does not say is what llama.cpp takes for granted under that name.
+A field that a file leaves out has llama.cpp's default for the architecture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NORMS_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
-# Gemma's largest, by their layers: scores are scaled by hidden / heads, not by a head's dimensions.
+# Layers of the largest Gemma models, whose scores are scaled by hidden / heads instead of the head's dimension.
 _LARGEST_GEMMA2, _LARGEST_GEMMA3 = 46, 62
 
 
@@ -28,11 +28,11 @@ def _nothing(_keys: ArchitectureKeys, _config: Fields) -> Fields:
 
 
 class Architecture(NamedTuple):
-    """One architecture; `fields` returns what its configuration has beside the usual sizes, or instead of them.
+    """One architecture; `fields` returns the configuration fields that it adds to the usual ones or overrides.
 
-    `neighbours`: the rotation turns neighbours in the file, where Hugging Face's turns halves of a head. `parts` are
-    the names of a layer's parts that differ from the usual ones. `own_rope`: `fields` reads the rotation, which may be
-    of a part of a head, and by factors that are tensors.
+    `neighbours`: the file's rotation pairs neighbouring dimensions, while Hugging Face's pairs the halves of a head.
+    `parts` maps the names of a layer's tensors that differ from the usual ones. `own_rope`: `fields` reads the rotation
+    itself, since it may cover a part of each head and have tensors of factors.
     """
 
     model_type: str
@@ -48,7 +48,7 @@ def _llama(keys: ArchitectureKeys, _config: Fields) -> Fields:
 
 
 def _granite(keys: ArchitectureKeys, config: Fields) -> Fields:
-    # 0 and absence mean the usual
+    # 0 and absence both mean the default
     return {
         "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
         "attention_multiplier": keys.number("attention.scale", 0.0) or config["head_dim"] ** -0.5,

@@ -1,4 +1,4 @@
-"""Quantised weights as numbers, in the arithmetic of ggml's `dequantize_row_*`; one block after another."""
+"""The dequantisation of weights, block by block, in the arithmetic of ggml's `dequantize_row_*`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from engine.models.gguf.reader import TYPES
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-# Where fp16 scales lie in a block.
+# The offsets of fp16 scales in a block.
 _SCALES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-# What the codes of IQ4_NL and IQ4_XS stand for.
+# The values of the codes of IQ4_NL and IQ4_XS.
 _VALUES = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
 )
 
 
 def dequantised(kind: str, rows: Bytes) -> Floats:
-    """Return fp32 (outputs, inputs) of rows as a file stores them, (outputs, bytes)."""
+    """Return fp32 (outputs, inputs) from a file's rows of bytes, (outputs, bytes)."""
     if kind == "F32":
         return rows.view(np.float32)
     if kind == "F16":
@@ -35,7 +35,7 @@ def dequantised(kind: str, rows: Bytes) -> Floats:
 
 
 def finite(kind: str, rows: Bytes) -> bool:
-    """True if no number is infinite or NaN: of quantised weights, no scale."""
+    """True if no number is infinite or NaN; in quantised weights only scales can be."""
     if kind in _SCALES:
         blocks = rows.reshape(-1, TYPES[kind].bytes)
         return all(np.isfinite(_half(blocks, at)).all() for at in _SCALES[kind])
@@ -47,7 +47,7 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Return (…, 2, bytes): the low halves of bytes, then the high ones."""
+    """Return (…, 2, bytes): the low half of each byte, then the high half of each byte."""
     return np.stack((packed & 15, packed >> 4), axis=-2)
 
 
@@ -56,12 +56,12 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 
 def _codes(blocks: Bytes, at: int) -> Bytes:
-    """Return (blocks, 32) codes of four bits that lie from `at` on, the first half in low halves of bytes."""
+    """Return (blocks, 32) four-bit codes that begin at byte `at`; the first 16 are in the bytes' low halves."""
     return _nibbles(blocks[:, at : at + 16]).reshape(-1, 32)
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """Return (blocks, 32) bits that lie from `at` on, where codes of five bits have them."""
+    """Return (blocks, 32): the fifth bits of five-bit codes, which begin at byte `at`."""
     bits: Bytes = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
     return np.left_shift(bits, 4, dtype=np.uint8)
 
@@ -98,7 +98,7 @@ def _iq4_xs(blocks: Bytes) -> Floats:
 
 
 def _by_six_bits(blocks: Bytes, codes: Bytes) -> Floats:
-    """Return the numbers of (blocks, 8, 32) codes, whose scales and minima of six bits lie after both in fp16."""
+    """Return the numbers of (blocks, 8, 32) codes; six-bit scales and minima follow the fp16 scale and minimum."""
     low, high, mixed = np.split(blocks[:, 4:16], 3, axis=1)
     scales = np.concatenate((low & 63, mixed & 15 | low >> 6 << 4), axis=1).astype(np.float32)
     minima = np.concatenate((high & 63, mixed >> 4 | high >> 6 << 4), axis=1).astype(np.float32)

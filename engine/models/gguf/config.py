@@ -1,6 +1,6 @@
-"""The configuration and the tensor names of a GGUF file, as the model's `config.json` and safetensors would have them.
+"""The configuration and the tensor names of a GGUF file, translated to those of `config.json` and safetensors.
 
-What differs between architectures is in module `architectures`.
+Module `architectures` holds the differences between architectures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,5})\.)?(\w+)\.(weight|bias)")
 
 
 def architecture(file: GgufFile) -> Architecture:
-    """Return the file's architecture; ConfigError if it is not one of ARCHITECTURES, or the file a part of a model."""
+    """Return the file's architecture; ConfigError if it is not in ARCHITECTURES, or the file is a part of a model."""
     found = file.text("general.architecture", "")
     if found not in ARCHITECTURES:
         raise ConfigError(
@@ -54,7 +54,7 @@ def architecture(file: GgufFile) -> Architecture:
 
 
 def huggingface_config(file: GgufFile) -> dict[str, Any]:
-    """Return what the model's `config.json` says; ConfigError names a key that is missing or makes no sense."""
+    """Return the contents of the model's `config.json`; ConfigError names a key that is missing or out of range."""
     of, name = architecture(file), file.text("general.architecture", "")
     keys = ArchitectureKeys(file, name)
     layers, hidden = keys.count("block_count"), keys.count("embedding_length")
@@ -96,7 +96,7 @@ def huggingface_config(file: GgufFile) -> dict[str, Any]:
 
 
 def huggingface_name(name: str, of: Architecture) -> str | None:
-    """Return a tensor's name in safetensors files; None for one that no forward pass reads."""
+    """Return a tensor's name in safetensors files; None for a tensor that the forward pass does not read."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

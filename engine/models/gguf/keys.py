@@ -10,13 +10,13 @@ from engine.models.gguf.reader import GgufFile
 
 
 class ArchitectureKeys:
-    """Entries by their names after the architecture's; ConfigError says what is missing or makes no sense."""
+    """Metadata entries, named without the architecture's prefix; ConfigError names a missing or invalid entry."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self._architecture = file, architecture
 
     def has(self, name: str) -> bool:
-        """True if the entry is there."""
+        """True if the file has the entry."""
         return f"{self._architecture}.{name}" in self.file.metadata
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""GGUF headers: metadata and the places of tensors, each checked against the file's size before it is read.
+"""The reader of GGUF headers: metadata and tensor places, each length checked against the file's size before reading.
 
 The format is ggml's `docs/gguf.md`, versions 2 and 3, little-endian. Weights stay in the file.
 """
@@ -21,7 +21,7 @@ MAGIC = b"GGUF"
 
 
 class BlockType(NamedTuple):
-    """How ggml stores numbers: `bytes` for `inputs` of them."""
+    """A storage format of ggml: a block of `inputs` numbers takes `bytes` bytes."""
 
     inputs: int
     bytes: int
@@ -53,13 +53,13 @@ _NUMBERS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES, _MOST_STRINGS, _MOST_NUMBERS = 1 << 16, 1 << 22, 1 << 24
-_LONGEST = 64 << 20  # bytes of a string
+_LONGEST = 64 << 20  # the most bytes of a string
 _MOST_DIMENSIONS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor's place: `shape` has outputs before inputs; `offset` and `size` are bytes in the file."""
+    """One tensor's place: `shape` has outputs before inputs; `offset` and `size` count bytes in the file."""
 
     name: str
     type: str
@@ -70,21 +70,21 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file's metadata and tensors; arrays of strings are lists, those of numbers of numpy."""
+    """A GGUF file's metadata and tensors; arrays of strings are lists, arrays of numbers are numpy arrays."""
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
     def text(self, key: str, default: str) -> str:
-        """Return a metadata entry that is text, `default` if there is none; ConfigError if it is something else."""
+        """Return a metadata entry of type text, `default` if it is missing; ConfigError if it has another type."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise ConfigError(f"{self.path}: {key} is no text; expected text")
         return value
 
     def rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        """Return a tensor as it is stored, (outputs, bytes of an output); read from the file page by page."""
+        """Return a tensor's stored bytes, (outputs, bytes of an output), mapped from the file."""
         inputs = tensor.shape[-1]
         width = inputs // TYPES[tensor.type].inputs * TYPES[tensor.type].bytes
         shape = (tensor.size // width, width)
@@ -92,7 +92,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """True for a file that begins as GGUF does, or is named as one."""
+    """True for a file that begins with GGUF's magic bytes, or has its suffix."""
     if not path.is_file():
         return False
     if path.suffix == ".gguf":
@@ -105,7 +105,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file's header; ConfigError says in a sentence what is wrong with it, before memory is taken for it."""
+    """Read a file's header; ConfigError names the fault, before memory is allocated for a false length."""
     try:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
@@ -146,7 +146,7 @@ class _Header:
         return GgufFile(self._path, metadata, self._placed(found, start, alignment))
 
     def _tensors(self, count: int) -> list[GgufTensor]:
-        """Read the tensors' names, shapes, types and offsets, the last from the first tensor's begin."""
+        """Read the tensors' names, shapes, types and offsets; offsets count from the beginning of the first tensor."""
         found = []
         for _ in range(count):
             name = self._text("a tensor's name")
@@ -174,7 +174,7 @@ class _Header:
     def _placed(
         self, tensors: list[GgufTensor], start: int, alignment: int
     ) -> dict[str, GgufTensor]:
-        """Return tensors with their offsets in the file; each lies within it, and none on another."""
+        """Return the tensors with their offsets in the file; ConfigError if one exceeds it or overlaps another."""
         placed: dict[str, GgufTensor] = {}
         end = start
         for tensor in sorted(tensors, key=lambda each: each.offset):

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as a `tokenizer.json`: byte-level BPE ("gpt2") and SentencePiece's BPE ("llama").
 
-The file names a pre-tokenizer; what it does is what llama.cpp does under that name (`llama_vocab`), in the expressions
-of the models' own tokenizers.
+The file only names its pre-tokenizer. A pre-tokenizer of that name works here as in llama.cpp (`llama_vocab`), but with
+the regular expressions of the models' own tokenizers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Tokens that end a turn under the names that models give them, as llama.cpp looks for them too.
+# Names that models give to tokens that end a turn; llama.cpp looks for the same names.
 _ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_text|>",
@@ -41,12 +41,12 @@ _ENDS = frozenset(
 
 
 class PreTokenizer(NamedTuple):
-    """How a text is cut before pairs are merged: by an expression, or as GPT-2 does ("")."""
+    """The rule that splits a text before pairs are merged: a regular expression, or GPT-2's rule if empty."""
 
     expression: str = ""
-    digits: bool = False  # each digit alone
-    whole_words: bool = False  # a piece that is a token is not built by merges
-    bos: bool = False  # texts begin with the first token unless the file says otherwise
+    digits: bool = False  # each digit is a piece of its own
+    whole_words: bool = False  # a piece that equals a token becomes that token, without merges
+    bos: bool = False  # texts begin with the BOS token unless the file says otherwise
     nfc: bool = False
 
 
@@ -69,7 +69,7 @@ PRE_TOKENIZERS = {
 
 
 def tokenizer_json(file: GgufFile) -> bytes:
-    """Return the tokenizer; ConfigError if the file has none, one of an unknown kind, or a broken one."""
+    """Return the file's tokenizer as JSON; ConfigError if it is missing, of an unknown kind, or broken."""
     tokens, types = _tokens(file)
     kind = file.text("tokenizer.ggml.model", "")
     if kind == "gpt2":
@@ -104,14 +104,14 @@ def tokenizer_json(file: GgufFile) -> bytes:
 
 
 def special_token(file: GgufFile, name: str) -> str:
-    """Return the text of the token that begins (`bos`) or ends (`eos`) a text; "" if the file names none."""
+    """Return the text of the `bos` or `eos` token, which begins or ends a text; empty if the file names none."""
     tokens, _ = _tokens(file)
     number = _id(file, name, tokens)
     return "" if number is None else tokens[number]
 
 
 def stop_ids(file: GgufFile) -> list[int]:
-    """Return the tokens that end a turn: those the file names, then those that are known by their names."""
+    """Return the tokens that end a turn: first the tokens that the file declares, then tokens with well-known names."""
     tokens, types = _tokens(file)
     found = [_id(file, name, tokens) for name in ("eos", "eot")]
     found += [n for n, token in enumerate(tokens) if token in _ENDS and types[n] == _CONTROL]
@@ -119,7 +119,7 @@ def stop_ids(file: GgufFile) -> list[int]:
 
 
 def _tokens(file: GgufFile) -> tuple[list[str], Sequence[int]]:
-    """Return every token's text and type; ConfigError unless they are as many as the embedding has rows, or fewer."""
+    """Return every token's text and type; ConfigError if there are more tokens than rows of the embedding."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise ConfigError(f"{file.path}: tokenizer.ggml.tokens is missing; expected a vocabulary")
@@ -133,7 +133,7 @@ def _tokens(file: GgufFile) -> tuple[list[str], Sequence[int]]:
 
 
 def _numbers(file: GgufFile, name: str, count: int) -> Sequence[float] | None:
-    """Return one number a token, or None if the file has none."""
+    """Return one number per token, or None if the file has no such array."""
     found: Any = file.metadata.get(f"tokenizer.ggml.{name}")
     if found is None:
         return None
@@ -237,7 +237,7 @@ def _sentence_piece(file: GgufFile, tokens: list[str], types: Sequence[int]) -> 
 
 
 def _merges(pieces: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return the merges that SentencePiece's scores mean, as transformers derives them: the best piece first."""
+    """Return the merges implied by SentencePiece's scores, derived as in transformers: the best piece first."""
     found = []
     for piece, number in pieces.items():
         halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
@@ -265,7 +265,7 @@ def _bpe(tokens: list[str], types: Sequence[int], merges: list[list[str]]) -> di
 
 
 def _post_processor(file: GgufFile, tokens: Sequence[str], *, bos: bool) -> dict[str, Any] | None:
-    """Return what puts the first and the last token around a text, if the file asks for them."""
+    """Return the post-processor that adds the BOS and EOS tokens, if the file asks for them."""
     first = special_token(file, "bos") if _flag(file, "add_bos_token", default=bos) else ""
     last = special_token(file, "eos") if _flag(file, "add_eos_token", default=False) else ""
     if not first and not last:

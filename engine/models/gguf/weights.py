@@ -1,4 +1,4 @@
-"""Weights of a GGUF file under the names of safetensors: as they are stored, or as numbers."""
+"""Weights of a GGUF file under the names of safetensors: as stored, or dequantised."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine.models.gguf.reader import GgufFile, GgufTensor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that still lies in its file, or the rows of one that several are stored as.
+    """A tensor that is still in its file; `part` selects its rows where several tensors are stored as one.
 
-    `heads` if the order of its rows within heads is to be changed, else 0.
+    `heads` is the number of heads if the rows of each head must be reordered, else 0.
     """
 
     file: GgufFile
@@ -37,13 +37,13 @@ class StoredTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Outputs, inputs."""
+        """The shape (outputs, inputs)."""
         if self.part is None:
             return self.tensor.shape
         return (self.part.stop - self.part.start, *self.tensor.shape[1:])
 
     def rows(self) -> NDArray[np.uint8]:
-        """Read it: (outputs, bytes of an output), contiguous; ConfigError if a number is not finite."""
+        """Read the stored bytes, (outputs, bytes of an output), contiguous; ConfigError if a number is not finite."""
         rows = self.file.rows(self.tensor)
         if self.part is not None:
             rows = rows[self.part]
@@ -55,17 +55,17 @@ class StoredTensor:
             return rows
         if len(self.shape) == 1:
             rows = rows.reshape(self.shape[0], -1)
-        # From a rotation that turns neighbours to one that turns halves of a head.
+        # From the order for rotations of neighbours to the order for rotations of halves of a head.
         each = rows.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
         return np.ascontiguousarray(each.swapaxes(1, 2)).reshape(rows.shape)
 
     def numbers(self) -> Tensor:
-        """Read it as fp32."""
+        """Read the tensor as fp32."""
         return torch.from_numpy(dequantised(self.type, self.rows()).reshape(self.shape).copy())
 
 
 def stored_weights(file: GgufFile, spec: DecoderSpec) -> dict[str, Tensor | StoredTensor]:
-    """Return every matrix as it lies in the file, to be read when it is used; norms and biases in fp32.
+    """Return every matrix as stored, still in its file, and norms and biases in fp32.
 
     ConfigError names a tensor that is missing or misshapen.
     """
@@ -78,7 +78,7 @@ def stored_weights(file: GgufFile, spec: DecoderSpec) -> dict[str, Tensor | Stor
 def dequantised_weights(
     file: GgufFile, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return every tensor as numbers of `dtype`; ConfigError names one that is missing, misshapen or not finite."""
+    """Return every tensor dequantised to `dtype`; ConfigError names one that is missing, misshapen or not finite."""
     return {
         name: stored.numbers().to(device=device, dtype=dtype)
         for name, stored in _tensors(file, spec)
@@ -86,12 +86,12 @@ def dequantised_weights(
 
 
 def matrix_types(file: GgufFile) -> set[str]:
-    """Return the types of the file's matrices."""
+    """Return the storage types of the file's matrices."""
     return {each.type for each in file.tensors.values() if len(each.shape) > 1}
 
 
 def _tensors(file: GgufFile, spec: DecoderSpec) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield name and place of every tensor the forward pass reads."""
+    """Yield the name and place of every tensor that the forward pass reads."""
     found = _places(file, spec)
     turned = (
         {"q_proj": spec.heads, "k_proj": spec.kv_heads} if architecture(file).neighbours else {}
@@ -112,7 +112,7 @@ def _tensors(file: GgufFile, spec: DecoderSpec) -> Iterator[tuple[str, StoredTen
 
 
 def _places(file: GgufFile, spec: DecoderSpec) -> dict[str, StoredTensor]:
-    """Return where every tensor lies, by its name in safetensors files, those too that are stored as rows of one."""
+    """Return every tensor's place by its safetensors name, also of tensors that are stored as rows of a joined one."""
     of, sizes, joined = architecture(file), dict(wanted(spec)), joined_names(spec)
     found = {}
     for stored, tensor in file.tensors.items():

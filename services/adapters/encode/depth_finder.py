@@ -1,6 +1,6 @@
-"""The depth of a worker in queries, for the policies that admit by it: found by probes through the mesh.
+"""The depth finder: finds a worker's depth in queries by probes through the mesh, for policies that admit by queries.
 
-The worker serves no lane but its own meanwhile. The depth found is kept in Redis and used again while device, model,
+Meanwhile the worker serves only its own lane. The depth is stored in Redis and used again while device, model,
 precision, cores and objective are the same.
 """
 
@@ -32,18 +32,18 @@ from engine.encoder.model import EncoderModel
 from services.adapters.encode.loop import with_capacity
 
 _PROBE_S = 300.0
-# How long an overflow worker waits for an accelerator's to appear, and then for the end of its probes.
+# The longest waits of an overflow worker for an accelerator's worker to appear, and then for the end of its probes.
 _APPEAR_S, _OPEN_S = 5.0, 600.0
 _log = log.get("work")
 
 
 def counts_queries(config: WorkerConfig) -> bool:
-    """Return whether admission counts queries, so that each worker must find its depth in queries."""
+    """Return whether admission counts queries, so that workers must find their depths in queries."""
     return config.admission != "windve-tokens"
 
 
 class Prober:
-    """Sends queries to workers' own lanes, all at once, and measures the seconds until the last answer."""
+    """Sends queries to workers' own lanes, all at the same time, and measures the seconds until the last answer."""
 
     def __init__(self, bus: Bus, family: Family, model: EncoderModel) -> None:
         self._bus, self._family, self._model = bus, family, model
@@ -54,7 +54,7 @@ class Prober:
         await self._journal.stop()
 
     async def probe(self, queries: Mapping[str, int]) -> dict[str, float]:
-        """Return worker -> seconds until the last of its queries was answered; infinite where they were refused."""
+        """Return by worker the seconds until its last query was answered; infinite if its queries were refused."""
         workers = [worker for worker, count in queries.items() if count]
         took = await asyncio.gather(*(self._one(worker, queries[worker]) for worker in workers))
         return dict.fromkeys(queries, 0.0) | dict(zip(workers, took, strict=True))
@@ -62,7 +62,7 @@ class Prober:
     async def _one(self, worker: str, count: int) -> float:
         jobs, bus = [self._job(first, count) for first in range(0, count, PARCEL_ITEMS)], self._bus
         bells = [self._journal.bell(job.id, self._family) for job in jobs]
-        await bus.workers.living(self._family)  # a router in use knows the workers, too
+        await bus.workers.living(self._family)  # a router in use knows the workers already, too
         began_s = bus.clock.monotonic()
         deadline_ms = bus.clock.now_ms() + int(1000 * _PROBE_S)
         try:
@@ -102,7 +102,7 @@ class Prober:
 
 
 class DepthFinder:
-    """Finds one worker's depth: reads a known one, else probes; for an overflow worker also beside the accelerator."""
+    """Finds one worker's depth: reads a stored one, else probes; an overflow worker also beside the accelerator."""
 
     def __init__(
         self, bus: Bus, worker: Worker, model: EncoderModel, capacity: EncoderCapacity
@@ -132,7 +132,7 @@ class DepthFinder:
         _log.info("depth_found", probed=known is None, **line)
 
     def _name(self) -> str:
-        """Return the conditions under which a depth holds, as the name of its record."""
+        """Return the name of the depth's record, made of the conditions under which the depth holds."""
         model, cores = self._model, len(os.sched_getaffinity(0))
         known = model.known_cost and ",".join(f"{part:g}" for part in model.known_cost)
         parts = (self._worker.record.classes[0], model.device, model.dtype, cores, known or "")
@@ -147,7 +147,7 @@ class DepthFinder:
             return (await prober.probe({me: queries}))[me]
 
         async def device(queries: int) -> float:
-            """Return the seconds of the device alone: the open-loop depth counts the hops beside the line."""
+            """Return probe seconds of the device alone, since the open-loop depth counts the hops separately."""
             before_s = self._worker.incarnation.busy_s
             answered = await alone(queries)
             return min(answered, self._worker.incarnation.busy_s - before_s)
@@ -176,7 +176,7 @@ class DepthFinder:
         )
 
     async def _accelerator(self) -> WorkerRecord | None:
-        """Return the accelerator's worker once it has found its own depth, None if there is none."""
+        """Wait for the accelerator's worker to find its own depth; return that worker, or None if there is none."""
         clock = self._bus.clock
         appear, give_up = clock.monotonic() + _APPEAR_S, clock.monotonic() + _OPEN_S
         while clock.monotonic() < give_up:

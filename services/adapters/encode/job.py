@@ -1,4 +1,4 @@
-"""Encode jobs: leases decoded and checked for one model, and the results that the bus takes for them."""
+"""Encode jobs: leases decoded and checked for one model, and their results in the bus' form."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine.encoder.model import EncoderModel, Floats
 
 
 class EncodeJob(NamedTuple):
-    """A lease with the token lists that its work wants computed; a `question` is that of a search.
+    """A lease with the token lists to compute; `question` is true for the question of a search.
 
-    Read at `read_s`; the bus was last asked at `asked_s` whether it is cancelled (monotonic clock).
+    The job was read at `read_s`, and last checked for cancellation at `asked_s` (monotonic clock).
     """
 
     lease: Lease
@@ -36,7 +36,7 @@ class EncodeJob(NamedTuple):
 
     @property
     def unasked(self) -> bool:
-        """True if the bus was not asked since the job was read, and so does not know that the job runs."""
+        """True if the job was not checked since it was read, so that the bus does not know that it runs."""
         return self.asked_s == self.read_s
 
     @property
@@ -51,12 +51,12 @@ class EncodeJob(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """When the job should end, by the bus' clock."""
+        """The time at which the job should end, by the bus' clock."""
         return self.lease.due_ms
 
 
 def read_job(lease: Lease, model: EncoderModel, generation: int, now_s: float) -> EncodeJob:
-    """Decode and check a lease's payload for this model; SpillwayError says why the model cannot do the job."""
+    """Decode and check a lease's payload for this model; SpillwayError has the reason if it cannot be computed."""
     try:
         work = decode_work(lease.payload)
     except BadMessage as error:
@@ -90,12 +90,12 @@ def _input(job: str, work: EmbedWork | ScoreWork, model: EncoderModel) -> Encode
 
 
 def run_jobs(model: EncoderModel, jobs: Sequence[EncodeJob]) -> EncodeResult:
-    """Compute a batch of jobs on the calling thread; nothing that a job causes is raised."""
+    """Compute a batch of jobs on the calling thread; errors that jobs cause are returned, not raised."""
     return run_batch(model, [job.input for job in jobs])
 
 
 def result_of(job: EncodeJob, outcome: Floats | Scores) -> Result:
-    """Return what was computed of a job, vectors (items, dimension) or scores, as the bus takes it."""
+    """Return a job's computed vectors (items, dimension) or scores in the bus' form."""
     if isinstance(outcome, Scores):
         return ScoreResult(scores=outcome.scores, raw=outcome.raw, tokens=job.tokens)
     vectors = outcome.astype("<f4", copy=False).tobytes()

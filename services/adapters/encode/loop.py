@@ -1,7 +1,7 @@
-"""The embedding loop of one worker and one model: read jobs, form batches, compute, finish.
+"""The embedding loop of one worker and one model: reads jobs, forms batches, computes, finishes.
 
-While a batch computes, the last one is finished, and the next one is read, chosen and queued at the device, so that the
-device never waits. The loop holds no truth: a lease can be lost at any moment, and then another worker has the job.
+While a batch computes, the previous batch is finished, and the next batch is read, chosen and queued on the device, so
+that the device never waits. The loop's state may be lost: if a lease is lost, another worker gets the job.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from engine.encoder.model import EncoderModel
 from services.adapters.encode.job import EncodeJob, read_job, result_of, run_jobs
 from services.adapters.metrics import LaneMetrics
 
-# Jobs read or asked about less than this before have hardly been cancelled: their batch need not wait for the bus.
+# A job that was read or checked for cancellation within this time is not checked again before its batch.
 _ASK_FIRST_S = 0.02
-# The next batch is chosen so long before the running one should end: time to ask the bus, and for an early end.
+# The next batch is chosen this long before the running batch should end (seconds, and share of the prediction), which
+# leaves time to ask the bus, and for an early end.
 _LEAD_S, _LEAD_SHARE = 0.005, 0.1
-# Until then nothing read would be computed sooner: what arrives within this time is read in one call.
+# Jobs that arrive within this time are read in one call; before the next batch is chosen, this delays no job.
 _GATHER_S = 0.003
 _MAX_JOBS = 256
-_QUESTION_JOBS = 16  # read at once
+_QUESTION_JOBS = 16  # the most questions of one read
 _WAIT_S = 1.0
-_DRIFT = 0.2  # a change of the depth by this share is logged
+_DRIFT = 0.2  # a depth that changes by this share is logged
 _log = log.get("work")
 
 
 def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerRecord:
-    """Return a worker's record with the depths and costs by which admission predicts."""
+    """Return a worker's record with the depths and costs from which admission predicts."""
     cost, depth, (late_s, late_share) = capacity.cost, capacity.depth, capacity.late
     queries = capacity.queries
     return msgspec.structs.replace(
@@ -72,9 +73,9 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
 
 @dataclass(slots=True, eq=False)
 class SubmittedBatch:
-    """A batch at the device, `full` if waiting jobs did not fit into it; `questions` if it has nothing but those.
+    """A batch queued on the device; `full` if waiting jobs did not fit, `questions` if all its jobs are questions.
 
-    `began_s` and what follows are known once the batch before it has ended.
+    `began_s`, `span` and `asking` are set when the previous batch has ended.
     """
 
     jobs: list[EncodeJob]
@@ -83,7 +84,7 @@ class SubmittedBatch:
     full: bool
     began_s: float = 0.0
     span: Span = tracing.NONE
-    asking: asyncio.Task[set[str]] | None = None  # the jobs that were stopped meanwhile
+    asking: asyncio.Task[set[str]] | None = None  # the jobs to stop
     items: int = field(init=False)
     tokens: int = field(init=False)
     questions: bool = field(init=False)
@@ -95,12 +96,12 @@ class SubmittedBatch:
 
 
 def is_stale(job: EncodeJob, now_s: float) -> bool:
-    """True if the bus is to be asked about a job before its batch begins."""
+    """True if the job must be checked for cancellation before its batch begins."""
     return now_s - job.asked_s >= _ASK_FIRST_S
 
 
 class EmbeddingLoop:
-    """The loop of one worker: it runs until told to stop, ends the running batch and hands over the rest."""
+    """The loop of one worker: runs until told to stop, finishes the running batch, and hands over the rest."""
 
     def __init__(
         self,
@@ -120,18 +121,18 @@ class EmbeddingLoop:
         self._metrics = metrics
         self._kind = "rerank" if model.reranks else "embed"
         self._queue: deque[EncodeJob] = deque()
-        self._next: SubmittedBatch | None = None  # at the device, behind the running one
-        self._choose_s = -math.inf  # when the batch behind the running one is to be chosen
+        self._next: SubmittedBatch | None = None  # queued on the device behind the running batch
+        self._choose_s = -math.inf  # when to choose the next batch
         self._finishing: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._stopping = False
         self._logged_tokens = capacity.depth.tokens
         self._typical_tokens = 128.0
-        self._ended_s = clock.monotonic()  # when the last batch ended
+        self._ended_s = clock.monotonic()  # the end of the last batch
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end the running batch within `drain_s` and hand over what is left."""
+        """Work until `stopping`; then finish the running batch within `drain_s` seconds, and hand over the rest."""
         reader = asyncio.create_task(self._read(), name="read")
         questions = asyncio.create_task(self._read_questions(), name="read questions")
         worker = asyncio.create_task(self._work(), name="work")
@@ -149,7 +150,7 @@ class EmbeddingLoop:
             _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
         await cancel(reader, questions, worker)
         for task in ended:
-            task.result()  # a loop that ended by itself has raised
+            task.result()  # a loop that ended unasked has raised
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class EmbeddingLoop:
             room = 4 * jobs
             leases = await self._worker.reader.read(room * PARCEL_ITEMS, room * PARCEL_TOKENS)
             if self._stopping:
-                return  # drain hands these over
+                return  # the drain hands them over
             for lease in leases:
                 await self._accept(lease)
             left_s = self._choose_s - self._clock.monotonic()
@@ -172,16 +173,16 @@ class EmbeddingLoop:
                 await asyncio.sleep(min(_GATHER_S, left_s))
 
     async def _read_questions(self) -> None:
-        """Read the own lane, which holds questions, whatever waits here: they go before it."""
+        """Read the own lane regardless of the queue: it holds questions, which go before other jobs."""
         while not self._stopping:
             leases = await self._worker.reader.read_own(_QUESTION_JOBS)
             if self._stopping:
-                return  # drain hands these over
+                return  # the drain hands them over
             for lease in leases:
                 await self._accept(lease)
 
     def _free_jobs(self) -> int:
-        """Return how many jobs of the usual size one full batch beyond the running one still lacks."""
+        """Return the number of jobs of typical size that are missing for one full batch behind the running one."""
         queued = sum(job.tokens for job in self._queue) + (self._next.tokens if self._next else 0)
         missing = self._capacity.limits.tokens - queued
         if missing <= 0 or len(self._queue) >= _MAX_JOBS:
@@ -213,7 +214,7 @@ class EmbeddingLoop:
         self._arrived.set()
 
     async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
-        # Without the bus the lease is lost, and another worker will have the job.
+        # Without the bus the lease is lost, and another worker gets the job.
         with contextlib.suppress(BusDown):
             await self._worker.outbox.refuse(lease, error)
 
@@ -247,11 +248,11 @@ class EmbeddingLoop:
             await self._conclude(ended, ran, seconds)
 
     async def _follow(self, running: SubmittedBatch) -> bool:
-        """Wait until a batch has ended; have the next one wait behind it, with all that arrives before it begins.
+        """Wait for the end of a batch; meanwhile queue the next batch behind it, with all jobs that arrive in time.
 
-        While the batch takes longer than predicted, the next one is chosen anew at growing intervals: no job that has
-        expired or been cancelled long before waits at the device. Returns False if the batch is taken back instead,
-        which the device has not begun, since questions go before it.
+        While the batch takes longer than predicted, the next batch is chosen anew at growing intervals, so that no
+        expired or cancelled job waits on the device for long. Returns False if the device had not begun the batch and
+        it was taken back, since questions go before it.
         """
         ended = running.computing
         pause_s, anew = _ASK_FIRST_S, True
@@ -280,25 +281,25 @@ class EmbeddingLoop:
         return True
 
     async def _wait_for(self, ended: asyncio.Future[Any], seconds: float) -> None:
-        """Wait until a batch has ended or a job has arrived, at most so long."""
+        """Wait up to `seconds` until a batch has ended or a job has arrived."""
         arrival = asyncio.create_task(self._arrived.wait())
         events: set[asyncio.Future[Any]] = {ended, arrival}
         await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         arrival.cancel()
 
     def _gives_way(self, running: SubmittedBatch) -> bool:
-        """Take back the batch that waits for other work of the device, if questions go before it; False if not."""
+        """Take back a batch that still waits for the device, if questions go before it; False if it stays."""
         jobs, batch = [*running.jobs, *self._queue], range(len(running.jobs))
         first = questions_before(jobs, batch, self._capacity.limits, self._ends(0.0))
         return bool(first) and self._device.revoke(running.computing)
 
     def _ends(self, wait_s: float) -> Callable[[int, int], float]:
-        """Return when (ms) a batch of so many texts and tokens is surely over, if it begins in `wait_s`."""
+        """Return a function from texts and tokens to when (ms) such a batch surely ends, if it begins in `wait_s`."""
         begin_ms = self._clock.now_ms() + 1000 * wait_s
         return lambda items, tokens: begin_ms + 1000 * self._capacity.surely(items, tokens)
 
     async def _withdraw(self, batch: SubmittedBatch) -> None:
-        """Return the jobs of a batch that was taken back to the queue, and those of the batch behind it."""
+        """Put the jobs of a batch that was taken back into the queue again, and those of the batch behind it."""
         assert batch.asking is not None
         if self._next is not None and self._take_back(self._next):
             self._next = None
@@ -308,13 +309,13 @@ class EmbeddingLoop:
         self._return(batch)
 
     def _changes(self, chosen: SubmittedBatch) -> bool:
-        """Return whether jobs that arrived would go into the batch behind the running one, or before it."""
+        """Return whether arrived jobs would go into the batch behind the running batch, or before it."""
         if not chosen.full:
             return True
         return not chosen.questions and any(job.question for job in self._queue)
 
     def _take_back(self, batch: SubmittedBatch) -> bool:
-        """Return the jobs of a batch to the queue; False if the batch has begun."""
+        """Put the jobs of a batch into the queue again; False if the batch has begun."""
         if not self._device.revoke(batch.computing):
             return False
         self._return(batch)
@@ -324,7 +325,7 @@ class EmbeddingLoop:
         self._queue = deque(sorted([*batch.jobs, *self._queue], key=lambda job: job.read_s))
 
     async def _submit(self, running: SubmittedBatch | None = None) -> SubmittedBatch | None:
-        """Choose the next batch and queue it at the device, behind the `running` one; None if nothing is to be done."""
+        """Choose the next batch and queue it on the device, behind the `running` batch; None if no job waits."""
         begin_s = now_s = self._clock.monotonic()
         if running is not None:
             begin_s = max(now_s, running.began_s + running.predicted_s)
@@ -338,8 +339,8 @@ class EmbeddingLoop:
             return None
         items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
         predicted_s = self._capacity.expected(items, tokens)
-        # Due with the first of its jobs, but no later than its end if it began at once: admission counts on that, and
-        # the jobs behind this batch wait for it. Questions are short, and due at once: each is one part of a search.
+        # A batch is due with its earliest job, but not later than it would end if it ran next: admission counts on
+        # that, and later jobs wait for this batch. Questions are short, and due at once, since searches wait for them.
         left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
         alone_s = (
             0.0 if all(job.question for job in jobs) else self._capacity.cost.seconds(items, tokens)
@@ -355,9 +356,9 @@ class EmbeddingLoop:
         return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
 
     async def _form(self, wait_s: float, *, after_questions: bool) -> list[EncodeJob]:
-        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and those of lost leases.
+        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and jobs of lost leases.
 
-        Questions go first; `after_questions` only where the others are still in time then.
+        Questions go first; after a batch of questions (`after_questions`) only if the other jobs are still in time.
         """
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._worker.generation]
@@ -376,7 +377,7 @@ class EmbeddingLoop:
         return batch
 
     def _begun(self, batch: SubmittedBatch) -> None:
-        """Note that the device computes a batch from now on, and have the bus told."""
+        """Record that the device begins a batch, and report this to the bus."""
         batch.began_s = self._clock.monotonic()
         self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.predicted_s - _LEAD_S
         self._capacity.rested(batch.began_s - self._ended_s)
@@ -391,14 +392,14 @@ class EmbeddingLoop:
         batch.asking = asyncio.create_task(self._ask(batch.jobs, doing), name="ask")
 
     async def _ask(self, batch: Sequence[EncodeJob], doing: RunningBatch | None = None) -> set[str]:
-        """Return the jobs that were cancelled or fenced off, without those of the queue; tell what runs from now on."""
+        """Return the jobs that were cancelled or fenced off, and drop them from the queue; report the batch `doing`."""
         now_s = self._clock.monotonic()
         asked = [job for job in (*batch, *self._queue) if job.unasked or is_stale(job, now_s)]
         leases = [job.lease for job in asked or batch[:1]]
         try:
             stopped = await self._worker.outbox.emit(leases, doing=doing)
         except BusDown:
-            return set()  # the batch goes on: its results are fenced when they are written
+            return set()  # the batch continues: its results are fenced when written
         names = {lease.job for lease in leases}
         self._queue = deque(
             job._replace(asked_s=now_s) if job.lease.job in names else job
@@ -410,7 +411,7 @@ class EmbeddingLoop:
     # -- ending ----------------------------------------------------------------------------------------
 
     async def _conclude(self, batch: SubmittedBatch, ran: EncodeResult, seconds: float) -> None:
-        """Learn what a batch cost, and begin to end those of its jobs that were not stopped while it ran."""
+        """Learn the cost of a batch, and start ending its jobs, except for jobs stopped while it ran."""
         assert batch.asking is not None
         batch.span.end()
         self._observe(batch, ran, seconds)
@@ -467,18 +468,18 @@ class EmbeddingLoop:
         record = self._worker.incarnation.record = with_capacity(
             self._worker.record, self._capacity
         )
-        self._metrics.publish(record)  # the bus learns of the record with the next heartbeat
+        self._metrics.publish(record)  # the next heartbeat publishes the record
         if abs(record.depth_tokens / self._logged_tokens - 1) > _DRIFT:
             self._logged_tokens = record.depth_tokens
             _log.info("depth_changed", items=record.depth_items, tokens=record.depth_tokens)
 
     def _judge(self, batch: Sequence[EncodeJob]) -> None:
-        """Compare the end of a batch with the end that admission predicted, and with when its jobs were due."""
+        """Compare the end of a batch with admission's prediction, and with the due times of its jobs."""
         now_ms = self._clock.now_ms()
         self._metrics.missed.inc(sum(job.due_ms < now_ms for job in batch))
         predicted = [job.lease for job in batch if job.lease.finish_ms and job.lease.attempts == 1]
         if predicted:
-            # The job admitted last into a planned batch was predicted with all of it.
+            # The prediction for the job admitted last into a planned batch covers the whole batch.
             last = max(predicted, key=lambda lease: lease.finish_ms)
             admitted_ms = int(last.entry.partition("-")[0])
             ahead_s = (last.finish_ms - admitted_ms) / 1000

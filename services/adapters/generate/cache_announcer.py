@@ -1,4 +1,4 @@
-"""The cache announcer: publishes which pages of sessions, and which prefixes of prompts, this worker holds."""
+"""The cache announcer: publishes the session pages and the prompt prefixes that this worker holds."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from engine.decoder.kv.page_table import PageTable
 from engine.decoder.kv.prefix_index import PrefixIndex
 
 EVERY_S = 1.0
-SESSIONS, MARKS = 32, 512  # looked at in one go
+SESSIONS, MARKS = 32, 512  # examined in one round
 _log = log.get("engine")
 
 
 class CacheAnnouncer:
-    """Publishes one engine's pages to the directory; what Redis loses is published again as turns end."""
+    """Publishes one engine's pages to the cache directory; entries that Redis loses come back as turns end."""
 
     def __init__(self, worker: Worker, table: PageTable, prefixes: PrefixIndex) -> None:
         self._worker, self._table, self._prefixes = worker, table, prefixes
         self._told: dict[str, Held] = {}
-        self._names: set[str] = set()  # this worker's, of all its incarnations
+        self._names: set[str] = set()  # this worker's names in all incarnations
         self._at = 0
 
     async def ended(self, session: str, ids: Sequence[PageId]) -> None:
-        """Publish that a session's turn with these full pages was computed here, unless the bus is away."""
+        """Publish that this worker computed a session's turn with these full pages, unless the bus is away."""
         self._prefixes.left(session, ids)
-        with contextlib.suppress(BusDown, BusFull):  # it is published again
+        with contextlib.suppress(BusDown, BusFull):  # a later round publishes the session
             await self._tell(session)
 
     async def mark(self, ids: Sequence[PageId]) -> None:
-        """Publish that a chain was computed here, unless there is no other worker to choose, or the bus is away."""
+        """Publish that this worker computed a chain, unless it is the only worker, or the bus is away."""
         worker = self._worker
         with contextlib.suppress(BusDown, BusFull):
             if (marks := marks_of(ids)) and not await self._alone():
@@ -48,18 +48,18 @@ class CacheAnnouncer:
         return len(await self._worker.bus.workers.registered(self._worker.family)) < 2
 
     async def run(self) -> None:
-        """Look at some of the remembered sessions and prefixes, again and again."""
+        """Publish changes of the remembered sessions and prefixes, some in each round, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.look()
             except (BusDown, BusFull):
                 continue
-            except Exception:  # noqa: BLE001 - the directory is a hint: the worker goes on without
+            except Exception:  # noqa: BLE001 - the directory is only a hint
                 _log.exception("holdings_untold")
 
     async def look(self) -> None:
-        """Publish the next sessions and marks that have changed, or were published long ago."""
+        """Publish the next sessions and marks that have changed or were published long ago."""
         sessions = self._prefixes.sessions
         self._told = {name: self._told[name] for name in sessions if name in self._told}
         begin = self._at if self._at < len(sessions) else 0
@@ -89,7 +89,7 @@ class CacheAnnouncer:
         known = await CacheDirectory(self._worker.bus).held(session)
         ours = known is not None and known.worker in self._names
         if not ours or not self._prefixes.chain(session):
-            self._told.pop(session, None)  # the session is gone, or has gone on elsewhere
+            self._told.pop(session, None)  # the session is gone, or continued on another worker
             return
         await self._tell(session)
 

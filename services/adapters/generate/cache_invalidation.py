@@ -1,4 +1,4 @@
-"""Cache invalidation: forgets the pages of deleted sessions, on the device and on the host, and answers deletions."""
+"""Cache invalidation: forgets deleted sessions' pages on the device and on the host, and answers the deletions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = log.get("engine")
 
 
 class CacheInvalidation:
-    """Reads one family's deletions for one engine; `leave` drops the jobs of a session, given by its digest."""
+    """Reads one family's deletions for one engine; `leave` drops the jobs of a session, named by its digest."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class CacheInvalidation:
         self._leave = leave
 
     async def run(self) -> None:
-        """Forget the pages of deleted sessions until cancelled; all pages, if deletions may have been missed."""
+        """Forget the pages of deleted sessions until cancelled; forget all pages if deletions may have been missed."""
         clock = self._worker.bus.clock
         after, read_at = "0-0", clock.monotonic()
         while True:

@@ -1,4 +1,4 @@
-"""Control of running generations: messages to them are heard beside the steps, and take effect between two steps."""
+"""The control of running generations: messages to them arrive beside the steps, and take effect between two steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = log.get("engine")
 
 
 class GenerationControl:
-    """Pauses and extends the `jobs` of one engine; `emit` sends their output at once, and learns of cancels.
+    """Pauses and extends the `jobs` of one engine; `emit` sends their output at once and asks for cancelled jobs.
 
-    A family's inbox names the jobs to which there are messages, and which were cancelled: a generation without rows
-    hears of both at once, too. The messages themselves are kept beside the job until its log says what became of them.
+    A family's inbox names jobs with new messages, and cancelled jobs, so that a generation without rows learns of both
+    at once, too. The messages themselves are stored beside the job until its log records their outcome.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class GenerationControl:
         self._worker, self._engine, self._jobs = worker, engine, jobs
         self._metrics, self._emit = metrics, emit
         self._clock = worker.bus.clock
-        self._asked: dict[str, GenerationJob] = {}  # to look for their messages
+        self._asked: dict[str, GenerationJob] = {}  # jobs whose messages shall be fetched
         self._news = asyncio.Event()
-        self._due: dict[str, GenerationJob] = {}  # to be looked at before the next step
+        self._due: dict[str, GenerationJob] = {}  # jobs with changes to apply before the next step
 
-    # -- hearing ---------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------
 
     def look(self, job: GenerationJob) -> None:
-        """Look for the messages to a job, soon."""
+        """Request a fetch of the messages to a job."""
         self._asked[job.id] = job
         self._news.set()
 
     async def listen(self) -> None:
-        """Read the inbox until cancelled; after an outage look for the messages to all jobs."""
+        """Read the inbox until cancelled; after an outage fetch the messages to all jobs."""
         bus, family, after = self._worker.bus, self._worker.family, ""
         while True:
             try:
@@ -67,7 +67,7 @@ class GenerationControl:
                     self._emit()
 
     async def fetch(self) -> None:
-        """Fetch the messages to the jobs that were named until cancelled."""
+        """Fetch the messages to requested jobs until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -91,7 +91,7 @@ class GenerationControl:
     # -- taking effect ---------------------------------------------------------------------------------
 
     def reached(self, job: GenerationJob) -> None:
-        """Note that a generation may have reached its boundary."""
+        """Check whether a generation has reached its boundary, and if so act before the next step."""
         choice = job.choices[0]
         if choice.finish is None and choice.room <= 0:
             self._needs(job)
@@ -104,15 +104,15 @@ class GenerationControl:
 
     @property
     def pending(self) -> bool:
-        """True if something is to take effect before the next step that is planned."""
+        """True if changes must be applied before the next step is planned."""
         return bool(self._due)
 
     def waits(self, job: GenerationJob) -> bool:
-        """Return whether a job gets no tokens: it is paused, or waits for an extension."""
+        """Return whether a job gets no tokens, since it is paused or waits for an extension."""
         return job.extensions.paused or job.extensions.waits_since_s is not None
 
     def apply(self) -> None:
-        """Let messages take effect; no step may be in flight."""
+        """Apply messages; no step may be in flight."""
         due, self._due = self._due, {}
         for job in due.values():
             if self._jobs.get(job.id) is job and not job.over:
@@ -136,7 +136,7 @@ class GenerationControl:
         if waits:
             if extensions.waits_since_s is None:
                 extensions.waits_since_s = now_s
-                self._emit()  # what comes next may depend on the tokens by now
+                self._emit()  # the next extension may depend on the present tokens
             return
         since_s = now_s if extensions.waits_since_s is None else extensions.waits_since_s
         self._metrics.extension_wait.observe(now_s - since_s)
@@ -145,7 +145,7 @@ class GenerationControl:
         job.choices[0].boundary = extensions.boundary
 
     def _extend(self, job: GenerationJob, extension: Extend) -> None:
-        """Extend a prompt, or log why it stays as it is."""
+        """Extend a prompt, or log the reason for leaving it unchanged."""
         choice, extensions = job.choices[0], job.extensions
         prompt = extension.prompt(extensions.admitted)
         problem = self._problem(job, extension, prompt) if extension.changes else ""
@@ -162,7 +162,7 @@ class GenerationControl:
         self._emit()
 
     def _problem(self, job: GenerationJob, extension: Extend, prompt: list[int]) -> str:
-        """Return why an extension cannot take effect; empty if it can."""
+        """Return why an extension cannot be applied; empty if it can."""
         shape, work = self._engine.executor.shape, job.work
         admitted = len(job.extensions.admitted)
         history = 0 if work.turn is None else work.turn.history

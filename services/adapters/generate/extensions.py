@@ -1,4 +1,4 @@
-"""The extensions of one job's prompt: those it was sent, where it takes them, and those that took effect."""
+"""Extensions of one job's prompt: the received ones, the boundaries where they take effect, and the applied ones."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from common.wire.control import Applied, Extend, ExtensionRule
 
 
 class PromptExtensions:
-    """What a generation with one prompt was sent; it takes extensions at its rule's boundaries, without a rule at once.
+    """Extensions of a generation with one prompt; they take effect at its rule's boundaries, or at once without a rule.
 
-    `applied` are in the job's log, `gained` took effect since. While `paused` the job's owner wants no tokens;
-    `waits_since_s` is when the generation began to wait for an extension. Before it has `heard` nothing is decided.
+    `applied` extensions are in the job's log, `gained` ones have taken effect since the last event. While `paused` the
+    job's owner wants no tokens; `waits_since_s` is the time when the generation began to wait for an extension. `heard`
+    is true once messages were fetched; before, no boundary is decided.
     """
 
     def __init__(self, rule: ExtensionRule | None, admitted: Sequence[int]) -> None:
-        """`admitted` is the prompt that the job was admitted with."""
+        """`admitted` is the prompt with which the job was admitted."""
         self.rule, self.admitted = rule, list(admitted)
         self.applied: list[Applied] = []
         self.gained: list[Applied] = []
         self.heard = self.paused = False
         self.waits_since_s: float | None = None
         self._sent: dict[int, Extend] = {}
-        self._passed = 0  # boundaries
-        self.number = 0  # of the last extension that took effect
+        self._passed = 0  # number of boundaries passed
+        self.number = 0  # number of the last extension that took effect
 
     @property
     def logged(self) -> list[int]:
-        """The prompt as the job's log has it."""
+        """The prompt according to the job's log."""
         changes = (each.extension for each in reversed(self.applied) if each.extension.changes)
         last = next(changes, None)
         return self.admitted if last is None else last.prompt(self.admitted)
 
     @property
     def boundary(self) -> int | None:
-        """After how many tokens the next extension is taken; None if there is no such place."""
+        """The number of tokens after which the next extension takes effect; None without a further boundary."""
         if self.rule is None or self._passed >= self.rule.most:
             return None
         return (self._passed + 1) * self.rule.every
 
     def hear(self, found: ControlState, tokens: int) -> bool:
-        """Take what the job was sent by now; return whether that changes anything after so many tokens."""
+        """Take the job's messages so far; return whether they change anything when the answer has `tokens` tokens."""
         was = self.heard, self.paused
         self._sent = {each.number: each for each in found.extensions if each.number > self.number}
         self.heard, self.paused = True, found.paused
@@ -51,7 +52,7 @@ class PromptExtensions:
         return begins or was[1] is not self.paused or self.next(tokens) is not None
 
     def next(self, tokens: int) -> Extend | None:
-        """Return the extension that takes effect now, after so many tokens; None if none does."""
+        """Return the extension that takes effect after `tokens` tokens; None if there is none."""
         if self.rule is not None:
             if tokens != self.boundary:
                 return None
@@ -60,32 +61,32 @@ class PromptExtensions:
         return self._sent[max(self._sent)] if self._sent else None
 
     def waits(self, tokens: int) -> bool:
-        """Return whether no token may follow so many tokens before an extension that is not there."""
+        """Return whether generation must wait after `tokens` tokens, since the extension due there is missing."""
         waits = self.rule is not None and self.rule.late == "wait" and tokens == self.boundary
         return waits and self.next(tokens) is None
 
     def apply(self, tokens: int, extension: Extend) -> None:
-        """Note that an extension took effect after so many tokens; those before it will not."""
+        """Record that an extension took effect after `tokens` tokens; earlier extensions are dropped."""
         self.gained.append(Applied(tokens, extension))
         self.number = extension.number
         self._sent = {n: each for n, each in self._sent.items() if n > self.number}
 
     def passes(self) -> None:
-        """Note that the generation goes on behind its boundary."""
+        """Record that the generation continues beyond its boundary."""
         self._passed += 1
 
     def take(self, at: int) -> list[Applied]:
-        """Return what took effect since the last call, as event `at` logs it."""
+        """Return the extensions that took effect since the last call, marked as logged in event `at`."""
         taken, self.gained = [replace(each, at=at) for each in self.gained], []
         return taken
 
     def restore(self, applied: Sequence[Applied], tokens: int) -> None:
-        """Go on after so many tokens, where a log ends; what was applied there is not applied again."""
+        """Continue after `tokens` tokens, at the end of a log; extensions in `applied` are not applied again."""
         self.applied = list(applied)
         self.number = applied[-1].extension.number if applied else 0
         if self.rule is not None:
             behind = tokens // self.rule.every
             decided = any(each.tokens == tokens for each in applied)
             if behind and tokens % self.rule.every == 0 and not decided:
-                behind -= 1  # nothing that was delivered says what was decided here
+                behind -= 1  # the log does not tell what was decided at this boundary
             self._passed = min(behind, self.rule.most)

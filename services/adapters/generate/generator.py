@@ -1,4 +1,4 @@
-"""The generator of one gpu_worker: load and measure a model, publish and register it, and make its loop."""
+"""The generator of one gpu_worker: loads and measures a model, publishes and registers it, and builds its loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = log.get("engine")
 
 
 class Generator:
-    """The model that a gpu_worker serves beside its encoders; `load` first, on the compute thread, then `attach`."""
+    """The chat model that a gpu_worker serves beside its encoders: call `load` on the compute thread, then `attach`."""
 
     def __init__(self, config: WorkerConfig, service: str, metrics: WorkMetrics) -> None:
         if not math.isfinite(config.chat_slo_s):
@@ -58,11 +58,11 @@ class Generator:
 
     @classmethod
     def of(cls, config: WorkerConfig, service: str, metrics: WorkMetrics) -> Generator | None:
-        """Return the configured generator, or None if none is."""
+        """Return the configured generator, or None if none is configured."""
         return None if config.chat_model in {"", NONE} else cls(config, service, metrics)
 
     def load(self) -> None:
-        """Load the model and measure its steps; ConfigError if a setting cannot be met."""
+        """Load the model and measure its steps; ConfigError names a setting that cannot be met."""
         config = self._config
         if config.host_attention == "off":
             executor = _executor(config)
@@ -142,7 +142,7 @@ def _executor(config: WorkerConfig) -> Executor:
 
 
 def _staged(config: WorkerConfig) -> StagedExecutor:
-    """Return the executor that can attend on the host; ConfigError if there is none."""
+    """Return the executor if it can attend on the host, else raise ConfigError."""
     if config.device == "sim":
         raise ConfigError(
             f"SPILLWAY_HOST_ATTENTION is {config.host_attention!r} on the sim device, which attends to nothing; "
@@ -152,7 +152,7 @@ def _staged(config: WorkerConfig) -> StagedExecutor:
 
 
 def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
-    """Return what decides who is at home where, by costs that were kept or are measured now."""
+    """Return the planner of homes, with stored costs, or costs measured now."""
     folder = Path(config.data_dir) / "cache"
     machine = " ".join(
         (platform.node(), executor.device, executor.dtype, str(config.threads), config.host_cores, str(detect().cores))

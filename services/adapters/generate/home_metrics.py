@@ -1,4 +1,4 @@
-"""Metrics of attention on the host: who attends to decoding rows, and the seconds of steps in stages."""
+"""Metrics of attention on the host: decode rows by the tier that attends, and the seconds of steps in stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HomeMetrics:
-    """Counters that follow the counts of one generator's home planner; all stay at 0 without one."""
+    """Counters that follow the counts of one generator's home planner; without a planner all stay at 0."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = Counter(
@@ -100,7 +100,7 @@ class HomeMetrics:
         self._last: dict[tuple[Counter, str], float] = {}
 
     def observe(self, homes: HomePlanner) -> None:
-        """Note what was planned and computed by now."""
+        """Record the planner's present counts."""
         self._rise(self._rows, "host", homes.on_host)
         self._rise(self._rows, "device", homes.decoded - homes.on_host)
         for by, layers in homes.executor.host_layers.items():

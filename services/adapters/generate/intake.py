@@ -1,4 +1,4 @@
-"""The intake: reads leases and their logs, checks their work, and makes generations of them or refuses them."""
+"""The intake of generation jobs: reads leases and their logs, checks their work, builds generations or refuses jobs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Intake:
         return await self._worker.reader.read(room, room)
 
     async def accept(self, leases: list[Lease]) -> list[GenerationJob]:
-        """Return the jobs of these leases, each where its log ends; jobs that cannot be done are refused."""
+        """Return the jobs of these leases, each restored to the end of its log; refuse jobs that cannot be executed."""
         incarnation = self._worker.generation
         logs = await asyncio.gather(*(self._log_of(lease, incarnation) for lease in leases))
         jobs = []
         for lease, events in zip(leases, logs, strict=True):
             if events is None or incarnation != self._worker.generation:
-                continue  # lost with its incarnation
+                continue  # the lease was lost with the worker's former name
             try:
                 job = await self._build(lease, events, incarnation)
             except (SpillwayError, BadMessage) as error:
@@ -69,13 +69,13 @@ class Intake:
             try:
                 return await self._worker.bus.jobs.log(lease.job)
             except BusDown:
-                continue  # until the bus is back, or the lease is lost
+                continue  # retried until the bus is back or the lease is lost
         return None
 
     async def _build(self, lease: Lease, events: list[Event], incarnation: int) -> GenerationJob:
         work = read_work(lease, self._executor)
         grammar = None
-        if work.grammar is not None:  # compiled on a thread: steps go on meanwhile
+        if work.grammar is not None:  # on a thread, so that steps continue meanwhile
             compile_grammar = self._grammars.compile
             grammar = await asyncio.to_thread(compile_grammar, work.grammar, work.stop_ids)
         job = build(
@@ -95,8 +95,8 @@ class Intake:
     async def _refuse(self, lease: Lease, error: SpillwayError | BadMessage) -> None:
         with tracing.use(self._worker.leases.spans.of(lease)):
             _log.warning("job_refused", job=lease.job, why=str(error))
-        with contextlib.suppress(BusDown):  # its lease is lost by then: another worker will have it
-            if isinstance(error, BadMessage | InternalError):  # its log cannot be understood
+        with contextlib.suppress(BusDown):  # the lease is lost: another worker gets the job
+            if isinstance(error, BadMessage | InternalError):  # the job's log cannot be decoded
                 await self._worker.outbox.fail(lease, "log_damaged", str(error))
             else:
                 await self._worker.outbox.refuse(lease, error)

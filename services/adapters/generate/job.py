@@ -1,4 +1,4 @@
-"""One leased generation: the bus' job around a generation of the engine, its place in its log, and its end."""
+"""The leased generation job: the engine's generation, its log, and its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLD_EVERY = 512
 
 
 class _Emitting(NamedTuple):
-    """An event that is not acknowledged, what it adds to the log, and whether it folds the log."""
+    """An event that is not acknowledged yet, its additions to the log, and whether it folds the log."""
 
     event: Event
     pieces: list[Piece]
@@ -36,11 +36,11 @@ class _Emitting(NamedTuple):
 
 
 class GenerationJob:
-    """A job being generated; `incarnation` is the one of the worker that leased it.
+    """A job being generated; `incarnation` is the generation of the worker's name under which the lease was read.
 
-    `next_index` is the length of its log as far as it is acknowledged; `pieces` is everything logged so far, and
-    `extensions` what became of messages to extend its prompt. It ends
-    with `failure` (charged to the job), with `refusal` (another try would not help), or with its result.
+    `next_index` is the acknowledged length of its log; `pieces` are all logged outputs, and `extensions` the extensions
+    of its prompt. The job ends with `failure` (charged to the job), with `refusal` (another try would not help), or
+    with its result.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GenerationJob:
     ) -> None:
         self.id, self.work, self.generation = lease.job, work, generation
         self.incarnation, self.deadline_ms = incarnation, lease.deadline_ms
-        self.waits_since_s: float | None = None  # until the first step that has a part of the job
+        self.waits_since_s: float | None = None  # None after the job's first part in a step
         self.next_index = 0
         self.pieces: list[Piece] = []
         self.extensions = PromptExtensions(work.extensions, work.prompts[0] if work.prompts else ())
@@ -64,28 +64,28 @@ class GenerationJob:
 
     @property
     def failure(self) -> StepFailure | None:
-        """The error that ended the generation, if one did."""
+        """The error that ended the generation, if any."""
         return self.generation.failure
 
     @property
     def session(self) -> str:
-        """The session whose turn the job is; empty if the job is no session's."""
+        """The session whose turn the job is; empty for a job without a session."""
         return self.work.turn.session if self.work.turn is not None else ""
 
     @property
     def over(self) -> bool:
-        """True if nothing more will be generated."""
+        """True if the generation has ended."""
         return self.refusal is not None or self.generation.over
 
     @property
     def started(self) -> bool:
-        """True once pages were given to one of its sequences, or anything was logged."""
+        """True once a sequence of the job has had pages, or an event was logged."""
         return self.next_index > 0 or any(c.sequence.cached >= 0 for c in self.choices)
 
     def event(self) -> tuple[Event, bool] | None:
-        """Return the event to log now and whether it folds the log; None if there is no new output.
+        """Return the event to log now, and whether the event folds the log; None if there is no new output.
 
-        The same event is returned until `acknowledged`, so that an event whose reply was lost is sent again as it was.
+        The same event is returned until `acknowledged`, so that an event whose reply was lost is repeated unchanged.
         """
         if self.emitting is None:
             at = self.next_index
@@ -98,7 +98,7 @@ class GenerationJob:
             delta = Delta(pieces=fresh, applied=applied)
             try:
                 data = encode(self._folded(delta) if fold else delta)
-            except ValueError:  # too long to fold: the log keeps its single events
+            except ValueError:  # too long to fold: the log keeps its separate events
                 fold, data = False, encode(delta)
             event = Event(index=at, kind="progress", data=data)
             self.emitting = _Emitting(event, fresh, applied, fold)
@@ -110,7 +110,7 @@ class GenerationJob:
         )
 
     def acknowledged(self) -> int:
-        """Note that the event last returned is in the log; return the last extension that the event has, or 0."""
+        """Record that the last returned event is logged; return the number of its last extension, or 0."""
         if self.emitting is None:
             return 0
         _, pieces, applied, _ = self.emitting
@@ -121,7 +121,7 @@ class GenerationJob:
         return applied[-1].extension.number if applied else 0
 
     def restore(self, events: Sequence[Event]) -> None:
-        """Go on where a log ends; BadMessage or InternalError if the log cannot be understood."""
+        """Continue at the end of a log; BadMessage or InternalError if the log cannot be decoded or is inconsistent."""
         applied: list[Applied] = []
         for event in events:
             delta = decode_delta(event.data)
@@ -141,7 +141,7 @@ class GenerationJob:
             choice.sequence.resume(choice.tokens)
 
     def result(self) -> GenerateResult:
-        """Return the result of the finished job: the tokens of its prompts, as they were admitted, and answers."""
+        """Return the result of the finished job: token counts of its prompts, as admitted, and of its answers."""
         firsts = zip(self.choices[:: self.work.n], self.work.prompts, strict=True)
         return GenerateResult(
             prompt_tokens=sum(len(prompt) for prompt in self.work.prompts),
@@ -153,7 +153,7 @@ class GenerationJob:
         )
 
     def usage(self) -> dict[str, int]:
-        """Return the tokens used so far, by OpenTelemetry's names."""
+        """Return the numbers of used tokens under OpenTelemetry's names."""
         result = self.result()
         return {
             "gen_ai.usage.input_tokens": result.prompt_tokens,
@@ -162,9 +162,9 @@ class GenerationJob:
         }
 
     def turn(self, now_ms: int, *, partial: bool = False) -> SessionPart | None:
-        """Return the session's turn: the answer and its tokens, for a partial one as far as they are logged.
+        """Return the session's turn: the answer and its tokens; for a partial turn only the logged tokens.
 
-        Its prompt is the last one: the pages that are there at the end are those of that prompt and the answer.
+        Its prompt is the last extended one, since the pages at the end hold that prompt and the answer.
         """
         asked, choice = self.work.turn, self.choices[0]
         if asked is None:
@@ -188,7 +188,7 @@ class GenerationJob:
 
 
 def _piece(at: int, choice: int, output: ChoiceOutput) -> Piece:
-    """Return the output of a choice as the wire has it, logged first in event `at`."""
+    """Return the wire form of a choice's output, first logged in event `at`."""
     return Piece(
         at=at,
         choice=choice,
@@ -201,12 +201,12 @@ def _piece(at: int, choice: int, output: ChoiceOutput) -> Piece:
 
 
 def _output(piece: Piece) -> ChoiceOutput:
-    """Return a logged piece as the engine gave it; its log probabilities are not needed any more."""
+    """Return the engine's form of a logged piece, without log probabilities, which are not needed again."""
     return ChoiceOutput(piece.tokens, piece.text, piece.finish, piece.stopped_by)
 
 
 def read_work(lease: Lease, executor: Executor) -> GenerateWork:
-    """Decode and check a lease's payload for this model; SpillwayError says why the job cannot be done."""
+    """Decode and check a lease's payload for this model; SpillwayError has the reason if the job cannot be executed."""
     try:
         work = decode_work(lease.payload)
     except BadMessage as error:
@@ -226,7 +226,7 @@ def read_work(lease: Lease, executor: Executor) -> GenerateWork:
 
 
 def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
-    """Yield the errors in a work's numbers."""
+    """Yield the errors in the numbers of a job's work."""
     shape = executor.shape
     if not work.prompts or work.n < 1 or work.max_new < 0:
         yield "expected at least one prompt, n at least 1 and max_new at least 0"
@@ -254,7 +254,7 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
 
 
 def _rule_problems(work: GenerateWork) -> Iterator[str]:
-    """Yield the errors in where a work takes extensions."""
+    """Yield the errors in the rule by which a job takes extensions."""
     rule = work.extensions
     if rule is None:
         return
@@ -277,9 +277,9 @@ def build(
     incarnation: int,
     grammar: CompiledGrammar | None = None,
 ) -> GenerationJob:
-    """Make the job of checked work, at the point where its logged `events` end; its sequences count from `order`.
+    """Build the job of checked work, continued at the end of its logged `events`; its sequences count from `order`.
 
-    `grammar` is that of the work, compiled.
+    `grammar` is the work's compiled grammar.
     """
     request = GenerationRequest(
         id=lease.job,

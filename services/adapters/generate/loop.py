@@ -1,7 +1,7 @@
-"""The generation loop: joins a decoder engine to the bus; leases in, events and results out.
+"""The generation loop: connects a decoder engine to the bus; leases in, events and results out.
 
-The loop holds no truth: every lease can be lost at any moment, and then another worker goes on from the job's log. It
-runs at most `AHEAD` tokens ahead of the bus' acknowledgements, so when Redis is away, generation pauses.
+The loop's state may be lost: if a lease is lost, another worker continues from the job's log. The loop runs at most
+`AHEAD` tokens ahead of the bus' acknowledgements, so generation pauses while Redis is away.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from services.adapters.generate.metrics import EngineMetrics
 from services.adapters.generate.output_emitter import OutputEmitter
 from services.adapters.generate.step_reporter import StepReporter
 
-AHEAD = 32  # tokens of a sequence that may be drawn before the first of them is acknowledged
-STATE_S = 0.1  # between two looks at the engine's state, while steps run
+AHEAD = 32  # the most tokens of a sequence that are drawn but not acknowledged
+STATE_S = 0.1  # seconds between two observations of the engine's state
 _WAIT_S = 1.0
 _CLOSE_S = 5.0
 _log = log.get("engine")
 
 
 def with_capacity(record: WorkerRecord, capacity: DecoderCapacity) -> WorkerRecord:
-    """Return a worker's record with the depth; the predicted seconds of a job are those of its tokens and a step."""
+    """Return a worker's record with its depth, and costs that predict a job's seconds by its tokens and one step."""
     depth = capacity.depth
     return msgspec.structs.replace(
         record,
@@ -52,7 +52,7 @@ def with_capacity(record: WorkerRecord, capacity: DecoderCapacity) -> WorkerReco
 
 
 class GenerationLoop:
-    """Runs until told to stop; `run` then lets running jobs go on for the drain time and hands over the rest."""
+    """The loop of one generator: reads jobs, computes steps, and sends output until stopped and drained."""
 
     def __init__(self, worker: Worker, engine: DecoderEngine, metrics: EngineMetrics) -> None:
         self.engine = engine
@@ -70,11 +70,11 @@ class GenerationLoop:
         self._control = GenerationControl(worker, engine, self._jobs, metrics, self.emitter.now)
         self._reporter = StepReporter(worker, engine.homes) if engine.homes is not None else None
         self._observed_s = 0.0
-        self._room = asyncio.Event()  # there may be room for another lease
+        self._room = asyncio.Event()  # set when there may be room for another lease
         self._stopping = self._halted = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then finish running jobs, for at most `drain_s`, and hand over those that are left."""
+        """Work until `stopping`; then finish running jobs within `drain_s` seconds, and hand over the rest."""
         computes = asyncio.create_task(self._computes(), name="compute")
         loops = [
             computes,
@@ -96,7 +96,7 @@ class GenerationLoop:
         self.engine.wake()
         self._room.set()
         self.emitter.halt()
-        await asyncio.wait({computes}, timeout=_CLOSE_S)  # until the running step has ended
+        await asyncio.wait({computes}, timeout=_CLOSE_S)  # for the end of the running step
         await self.emitter.flush(_CLOSE_S)
         try:
             await self._worker.drain()
@@ -107,10 +107,10 @@ class GenerationLoop:
         await cancel(*loops)
         await self.emitter.close()
         for task in ended:
-            task.result()  # a loop that ended by itself has raised
+            task.result()  # a loop that ended unasked has raised
 
     async def _drain(self, drain_s: float) -> None:
-        """Publish that no job is taken any more, and wait for those that generate; give back those that do not."""
+        """Publish that no more jobs are taken, and wait for generating jobs; give back jobs that do not generate."""
         give_up = self._clock.monotonic() + drain_s
         try:
             record = msgspec.structs.replace(self._worker.record, draining=True)
@@ -124,7 +124,7 @@ class GenerationLoop:
             await wait(self._room, min(left, _WAIT_S))
 
     async def _give_back(self, which: Callable[[GenerationJob], bool]) -> None:
-        """Return jobs that are not over to the lane, uncharged."""
+        """Return the selected jobs that are not over to the lane, uncharged."""
         jobs = [job for job in self._jobs.values() if not job.over and which(job)]
         for job in jobs:
             self._leave(job)
@@ -144,12 +144,12 @@ class GenerationLoop:
                 continue
             leases = await self._intake.read(room)
             if self._stopping:
-                return  # drain hands these over
+                return  # the drain hands them over
             for job in await self._intake.accept(leases) if leases else ():
                 self._add(job)
 
     def _free(self) -> int:
-        """Return how many jobs may be read: slots, unless pages are short or a step's worth of work waits already."""
+        """Return the number of jobs to read: free slots, or 0 if pages are short or a full step's rows wait already."""
         scheduler, limits = self.engine.scheduler, self.engine.limits
         waiting = sum(sequence.rows for sequence in scheduler.waiting)
         if scheduler.short or waiting >= limits.tokens:
@@ -165,7 +165,7 @@ class GenerationLoop:
         self.engine.add(job.generation)
         self._control.look(job)
         self._control.reached(job)
-        self.emitter.now()  # for answers that need no computing: forced ones, and those that had ended
+        self.emitter.now()  # for answers without computing: forced ones, and ended ones
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class GenerationLoop:
             code, why, _ = progress.generation.failure
             with tracing.use(self._worker.leases.span(job)):
                 _log.error("job_failed", job=job, code=code, why=why)
-            if code == "grammar_failed":  # it would fail again: no worker need try
+            if code == "grammar_failed":  # it would fail again on every worker
                 self._jobs[job].refusal = Unprocessable(why, code="grammar_failed")
             self.emitter.hurry()
             return
@@ -235,7 +235,7 @@ class GenerationLoop:
         self._control.reached(self._jobs[job])
 
     def _drop_lost(self) -> None:
-        """Drop jobs whose leases were lost with an incarnation: another delivery begins from their logs."""
+        """Drop jobs whose leases were lost with an incarnation; their next deliveries continue from their logs."""
         for job in list(self._jobs.values()):
             if job.incarnation != self._worker.generation:
                 self._leave(job)
@@ -278,7 +278,7 @@ class GenerationLoop:
         self._metrics.observe_state(self.engine, self.emitter.behind)
 
     async def _follow_drift(self) -> None:
-        """Publish a new depth when the device has become faster or slower than it was when measured."""
+        """Publish a new depth when the device has become faster or slower."""
         capacity = self.engine.capacity
         if not capacity.moved() or self._stopping:
             return

@@ -1,4 +1,4 @@
-"""The metrics of a generator beside its steps, which are counted as the batches of its lane."""
+"""The metrics of a generator, except for its steps, which are counted as batches of its lane."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANE = "gpu"
 
 
 class TierMetrics:
-    """What the tiers of pages of one generator give and cost: counters that follow counts of the engine."""
+    """The metrics of one generator's page tiers: counters that follow the engine's counts of benefits and costs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -63,7 +63,7 @@ class TierMetrics:
             self._unsound.labels(tier)
 
     def observe(self, offload: OffloadManager) -> None:
-        """Note what was counted since the last time."""
+        """Add the engine's counts since the last call."""
         tiers, copier, prefetcher = offload.tiers, offload.copier, offload.prefetcher
         for tier, count in tiers.found.items():
             self._rise(self._found, count, tier)
@@ -87,7 +87,7 @@ class TierMetrics:
 
 
 class EngineMetrics:
-    """Pages and sequences of one generator; `work` has its steps and tokens."""
+    """The metrics of one generator's pages and sequences; `work` has those of its steps and tokens."""
 
     def __init__(self, work: LaneMetrics, registry: CollectorRegistry = REGISTRY) -> None:
         self.work = work
@@ -167,7 +167,7 @@ class EngineMetrics:
     def observe_step(
         self, ran: StepResult, predicted_s: float, *, sequences: int, rows: int
     ) -> None:
-        """Note one step, by the mean of its tokens: `predicted_s` is that of one of them."""
+        """Record one step by its seconds per token; `predicted_s` is the prediction for one token."""
         token_s = ran.seconds / ran.tokens
         self.work.batch_size.observe(sequences)
         self.work.batch_tokens.observe(rows)
@@ -178,7 +178,7 @@ class EngineMetrics:
             self.work.step_ratio.observe(token_s / max(predicted_s, 1e-9))
 
     def observe_state(self, engine: DecoderEngine, unacknowledged: int) -> None:
-        """Note what the scheduler holds, and how far the loop is ahead of the bus."""
+        """Record the scheduler's sequences and pages, and how many tokens the loop is ahead of the bus."""
         scheduler, tiers = engine.scheduler, engine.offload.tiers
         for tier, pools in (("device", tiers.device), ("host", tiers.host)):
             for state in ("used", "cached", "free"):

@@ -1,4 +1,4 @@
-"""The output emitter: sends the output of generations to the bus beside the steps, and ends the jobs that are over."""
+"""The output emitter: sends the output of generations to the bus beside the steps, and ends finished jobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from services.adapters.generate.cache_announcer import CacheAnnouncer
 from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 
-# Output waits for more output, unless an answer begins or ends: each event costs the bus, the router and the client a
-# millisecond of a core that computes. It waits for `TOGETHER` tokens and `LEAST_S`, and never longer than `MOST_S`.
+# Output is collected unless an answer begins or ends, since each event costs the bus, the router and the client a
+# millisecond of a core that could compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`.
 TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.025
 _WAIT_S = 1.0
 _RETRY_S = 0.2
@@ -28,9 +28,9 @@ _log = log.get("engine")
 
 
 class OutputEmitter:
-    """Sends the events of all `jobs` in few calls; jobs that are over, or were ended elsewhere, `leave`.
+    """Sends the events of all `jobs` in few calls; calls `leave` with jobs that are over or were ended elsewhere.
 
-    Of `tokens` that each sequence was given, the first `acked` are acknowledged by the bus.
+    `tokens` is the number of tokens that each sequence got; the bus has acknowledged the first `acked` of them.
     """
 
     def __init__(
@@ -47,43 +47,43 @@ class OutputEmitter:
         self.tokens = self.acked = 0
         self._sent_s = 0.0
         self._ending: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()  # there is output to send, or a question to the bus
-        self._hurry = asyncio.Event()  # and a client waits for it
-        self._heard = asyncio.Event()  # the bus has acknowledged
+        self._news = asyncio.Event()  # set: output to send, or a question to the bus
+        self._hurry = asyncio.Event()  # set: a client waits for the output
+        self._heard = asyncio.Event()  # set: the bus has acknowledged output
 
     @property
     def behind(self) -> int:
-        """Tokens of each sequence that are not acknowledged."""
+        """The number of each sequence's tokens that are not acknowledged."""
         return self.tokens - self.acked
 
     def stepped(self, tokens: int) -> None:
-        """Note that a step has ended, which gave each sequence so many tokens."""
+        """Record the end of a step that gave each sequence `tokens` tokens."""
         self.tokens += tokens
         self._news.set()
         if self.behind >= TOGETHER and self._clock.monotonic() >= self._sent_s + LEAST_S:
             self._hurry.set()
 
     def hurry(self) -> None:
-        """Send the next output without waiting for more: an answer begins or ends."""
+        """Send the next output without collecting more, since an answer begins or ends."""
         self._hurry.set()
 
     def now(self) -> None:
-        """Send at once."""
+        """Send pending output at once, and ask the bus for jobs to stop."""
         self._hurry.set()
         self._news.set()
 
     async def acknowledged(self, seconds: float) -> None:
-        """Wait until the bus acknowledges output, at most `seconds`."""
+        """Wait up to `seconds` until the bus acknowledges output."""
         self._hurry.set()
         self._heard.clear()
         await wait(self._heard, seconds)
 
     def halt(self) -> None:
-        """End every wait for the bus."""
+        """End all waits for acknowledgements."""
         self._heard.set()
 
     async def run(self) -> None:
-        """Send output until cancelled; while the bus is away, try again a little later."""
+        """Send output until cancelled; while the bus is away, pause between tries."""
         while True:
             await wait(self._news, _WAIT_S)
             if not self._news.is_set():
@@ -94,7 +94,7 @@ class OutputEmitter:
             self._news.clear()
             self._hurry.clear()
             jobs = [job for job in self._jobs.values() if not job.ending]
-            # Events made before this call lack newer tokens: then no token is acknowledged, and another call follows.
+            # Repeated events lack newer tokens: then this call acknowledges no token, and another call follows.
             repeated = any(job.emitting is not None for job in jobs)
             tokens = self.acked if repeated else self.tokens
             try:
@@ -113,7 +113,7 @@ class OutputEmitter:
             self._heard.set()
 
     async def flush(self, seconds: float) -> None:
-        """Send the output of the last steps, if the bus can be reached, for at most `seconds`."""
+        """Send the output of the last steps within `seconds`, while the bus can be reached."""
         self._news.set()
         give_up = self._clock.monotonic() + seconds
         while self._clock.monotonic() < give_up and self._worker.bus.connection.reachable:
@@ -124,7 +124,7 @@ class OutputEmitter:
             await wait(self._heard, 0.1)
 
     async def give_back(self, jobs: Iterable[GenerationJob]) -> None:
-        """Return to the lane, uncharged, the jobs that have not begun."""
+        """Return jobs to the lane, uncharged."""
         leases = [lease for job in jobs if (lease := self._lease(job)) is not None]
         if leases:
             await self._worker.outbox.give_back(leases)
@@ -136,10 +136,10 @@ class OutputEmitter:
     # -- events ----------------------------------------------------------------------------------------
 
     async def _emit(self, jobs: Iterable[GenerationJob]) -> set[str]:
-        """Log the new output of each job in one event per job; return the jobs to stop: ended elsewhere or cancelled.
+        """Log the new output of each job in one event; return the jobs to stop: ended elsewhere or cancelled.
 
-        Jobs without new output are sent too, so that a cancelled prompt stops as soon as a cancelled answer. Raises
-        BusDown; the same events are then sent by the next call, which may find that they are logged already.
+        Jobs without new output are included, so that a job cancelled during its prompt stops as early as during its
+        answer. After BusDown the next call sends the same events again, and may find them logged already.
         """
         plain: list[GenerationJob] = []
         folding: list[GenerationJob] = []
@@ -169,12 +169,12 @@ class OutputEmitter:
             if job not in stopped and (number := jobs[job].acknowledged()):
                 with contextlib.suppress(
                     BusDown, BusFull
-                ):  # a later extension drops the message, too
+                ):  # a later extension removes the message, too
                     await self._worker.bus.control.taken(job, number)
         return stopped
 
     def _lease(self, job: GenerationJob) -> Lease | None:
-        """Return the lease a job runs under; None if it was lost, even if the same job was leased again since."""
+        """Return the lease under which a job runs; None if it was lost, even if the same job was leased again."""
         current = job.incarnation == self._worker.generation
         return self._worker.leases.held.get(job.id) if current else None
 
@@ -185,7 +185,7 @@ class OutputEmitter:
             if self._jobs.get(job.id) is not job or not job.over:
                 continue
             if job.event() is not None:
-                self.now()  # the last output came while the call was under way
+                self.now()  # the last output came during the call
                 continue
             job.ending = True
             task = asyncio.create_task(self._end(job), name="end")
@@ -215,7 +215,7 @@ class OutputEmitter:
         await self._announcer.mark(job.choices[0].sequence.ids)
 
     async def _end_on_bus(self, job: GenerationJob) -> None:
-        """End a job whose events are all logged; without the bus another worker has the job once its lease is lost."""
+        """End a job whose events are all logged; without the bus the lease is lost, and another worker gets the job."""
         lease = self._lease(job)
         if lease is None:
             return

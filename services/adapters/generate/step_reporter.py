@@ -1,4 +1,4 @@
-"""The step reporter: publishes a worker's latest step of which a part was attended on the host, for operators."""
+"""The step reporter: publishes a worker's latest step with attention on the host, for operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = log.get("engine")
 
 
 class StepReporter:
-    """Publishes the latest step that `homes` planned and that was computed in stages, once a second at most."""
+    """Publishes the latest step in stages that `homes` planned, at most once a second."""
 
     def __init__(self, worker: Worker, homes: HomePlanner) -> None:
         self._worker, self._homes = worker, homes
@@ -34,11 +34,11 @@ class StepReporter:
                 await self.tell()
             except (BusDown, BusFull):
                 continue
-            except Exception:  # noqa: BLE001 - a hint to operators: the worker goes on without
+            except Exception:  # noqa: BLE001 - the report is only a hint to operators
                 _log.exception("step_untold")
 
     async def tell(self) -> None:
-        """Publish the latest step, unless it is published."""
+        """Publish the latest step, unless it is published already."""
         step, worker = self._homes.computed, self._worker
         if step is None or step is self._told:
             return
@@ -52,7 +52,7 @@ class StepReporter:
 def record_of(
     step: ComputedStep, *, host_share: float, at_ms: int, resumed: Mapping[Resume, int]
 ) -> StepRecord:
-    """Return a step as it is published: with the stages of as many layers as are within the bound."""
+    """Return the published form of a step, with the stages of as many layers as the size limit allows."""
     layers = 1 + max((each.layer for each in step.stages), default=-1)
     shown = MOST_STAGES * layers // max(1, len(step.stages))
     began_s = min((each.begin_s for each in step.stages), default=0.0)

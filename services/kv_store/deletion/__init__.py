@@ -1,1 +1,1 @@
-"""Deleting sessions and all that they left, with a proof."""
+"""Deletion of sessions and of all their data, with a proof."""

@@ -1,4 +1,4 @@
-"""Erase a session's pages from Redis and from the disk, and look again for the proof."""
+"""The page eraser: erases a session's pages from Redis and from the disk, and searches again for the proof."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from common.pages.store import EraseRefused, PageStore, TierDown
 from services.kv_store.pages.page_keeper import PageKeeper
 from services.kv_store.pages.session_pages import session_pages
 
-WAIT_S = 10.0  # for another kv_store to erase its disk
+WAIT_S = 10.0  # seconds to wait for another kv_store to erase its disk
 _AT_ONCE = 2000
 
 
 class ErasedPages(Struct):
-    """An erasure's proof: how many pages had a copy, the stores searched afterwards, and what was not searched."""
+    """The proof of an erasure: the number of pages with a copy, the stores searched afterwards, the unsearched ones."""
 
     pages: int = 0
     stores: list[dict[str, Any]] = field(default_factory=list)
@@ -28,13 +28,13 @@ class ErasedPages(Struct):
 
 
 class PageEraser:
-    """Erases sessions' pages in the page tiers; `keeper` is that of this process, which may not have the lease."""
+    """Erases sessions' pages in the page tiers; `keeper` is this process' keeper, which may lack the lease."""
 
     def __init__(self, bus: Bus, store: PageStore, keeper: PageKeeper) -> None:
         self._bus, self._store, self._keeper = bus, store, keeper
 
     async def erase(self, session: str) -> ErasedPages:
-        """Erase the pages of a session's turns. Raises BusDown, or Unavailable (try again) if pages are left."""
+        """Erase the pages of a session's turns. Raises BusDown, or Unavailable (to try again) if pages are left."""
         ids = await session_pages(self._bus, session)
         keys = [PageKey(page, group) for page in ids for group in range(GROUPS)]
         done = ErasedPages()
@@ -46,7 +46,7 @@ class PageEraser:
             done.stores.append(_searched("pages", len(ids), "ids", len(keys)))
         except TierDown:
             with contextlib.suppress(TierDown):
-                await self._remove(keys)  # this erases them from the disk before Redis fails
+                await self._remove(keys)  # from the disk first, in case Redis fails
             done.not_searched.append(
                 f"the Redis of KV pages was away: what it holds goes {self._store.ttl_s} s after its last use"
             )
@@ -67,7 +67,7 @@ class PageEraser:
             ) from error
 
     async def _drop(self, keys: list[PageKey]) -> None:
-        """Ask the keeper to erase pages; while too many requests wait for it, try again after each erasure."""
+        """Ask the keeper to erase pages; while too many requests wait, try again after each erasure."""
 
         async def accepted() -> bool:
             try:
@@ -79,7 +79,7 @@ class PageEraser:
         await self._wait(accepted, "too many pages wait to be erased from the disk")
 
     async def _look(self, keys: list[PageKey]) -> None:
-        """Wait until no tier has a copy of these pages, and remove copies that workers have just put."""
+        """Wait until no tier has a copy of these pages; remove copies that workers put meanwhile."""
 
         async def gone() -> bool:
             tiers = await self._store.where(keys)
@@ -91,7 +91,7 @@ class PageEraser:
         await self._wait(gone, "pages of the session are still there")
 
     async def _wait(self, done: Callable[[], Awaitable[bool]], why: str) -> None:
-        """Wait until `done` returns True; it is called again after each erasure. Unavailable after WAIT_S."""
+        """Wait until `done` returns True, and call it again after each erasure. Unavailable after WAIT_S."""
         clock = self._store.clock
         until = clock.monotonic() + WAIT_S
         while True:

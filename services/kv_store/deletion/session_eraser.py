@@ -1,7 +1,7 @@
-"""Erase sessions: refuse new turns, stop what runs, remove everything everywhere, and look again for the proof.
+"""The session eraser: refuses new turns, stops running jobs, removes all data, and searches again for the proof.
 
-Every step may be repeated. The data that a repetition needs are removed last: the list of a session's jobs, and its
-entry in the index.
+Every step may be repeated. The data that a repetition needs are removed last: the list of a session's jobs, and the
+session's entry in the index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.kv_store.deletion.page_eraser import ErasedPages, PageEraser
 from services.kv_store.deletion.worker_eraser import WorkerEraser
 
 MOST_LOOKS = 5
-_POLL_S = 0.05  # records of jobs are polled: the end of a job notifies only its router
+_POLL_S = 0.05  # records of jobs are polled, since a job's end notifies only its router
 _LEAST_S = 1.0
 _log = log.get("kv_store")
 Named = tuple[str, str]  # a session's id and its tenant
@@ -40,7 +40,7 @@ NOT_SEARCHED = [
     "the server's append-only file holds what was removed until its next rewrite (BGREWRITEAOF)",
     "of a page that a worker forgot its memory holds computed numbers, no text, until another page takes its place",
 ]
-# The proof's words for what was searched: by the indexes (False), or by a walk over every key of every server (True).
+# The proof's words for the search: by the indexes (False), or by a walk over every key of every server (True).
 _SEARCHED = {
     False: (
         "keys of its jobs and requests: job, log, seen, claimed; of itself: turns, held",
@@ -60,7 +60,7 @@ PAGES_NOT_SEARCHED = (
 
 
 class SessionEraser:
-    """Erases sessions; one a process."""
+    """Erases sessions; each process has one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SessionEraser:
     async def erase(
         self, sessions: Sequence[Named], until_ms: int, *, prove: bool
     ) -> list[dict[str, Any]]:
-        """Erase everything that sessions left, except their records; with `prove` search again and return proofs.
+        """Erase all data of sessions except their records; with `prove` search again and return proofs.
 
         Unavailable `session_running` if a turn has not stopped by `until_ms`: the caller tries again. Raises BusDown.
         """
@@ -110,9 +110,9 @@ class SessionEraser:
         ]
 
     async def erase_turn(self, session: str, job: str) -> None:
-        """Erase a turn that has ended, what was run for it, and the session's pages, which may hold it. Raises BusDown.
+        """Erase an ended turn, its jobs, and the session's pages, which may contain the turn. Raises BusDown.
 
-        The pages of the other turns are computed anew.
+        The pages of the other turns are recomputed when needed.
         """
         if self._workers is not None:
             await self._workers.erase(session, goes_on=True)
@@ -125,10 +125,10 @@ class SessionEraser:
     # -- stopping --------------------------------------------------------------------------------------
 
     async def _stop(self, search: LeftoverSearch, until_ms: int) -> Leftovers:
-        """Cancel the requests, then their jobs that still run; once all have ended, return what the sessions left."""
+        """Cancel the requests, then their running jobs; once all have ended, return the sessions' leftovers."""
         until_ms = max(until_ms, self._bus.clock.now_ms() + int(1000 * _LEAST_S))
         while True:
-            await search.trace()  # a request that ran meanwhile may have had another job
+            await search.trace()  # a request may have got another job meanwhile
             found = await search.look()
             jobs = [job for name in found.keys if (job := name.partition(":job:")[2])]
             open_jobs = [job for job in jobs if await self._runs(job)]
@@ -166,7 +166,7 @@ def proof(
     pages: ErasedPages | None,
     at_ms: int,
 ) -> dict[str, Any]:
-    """Return the proof of a deletion: what was removed of a session, and where nothing more was found afterwards.
+    """Return the proof of a session's deletion: the removed data, and the stores found empty afterwards.
 
     `jobs` are the jobs and requests that ran for the session.
     """

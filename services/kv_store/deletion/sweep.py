@@ -1,4 +1,4 @@
-"""The sweep: erase what expired sessions left, and finish deletions that were interrupted."""
+"""The sweep: erases the data of expired sessions, and finishes interrupted deletions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = log.get("kv_store")
 
 
 class Sweep:
-    """Looks at the sessions that are due, at most `MOST` each time; of several kv_stores one sweeps."""
+    """Examines the sessions that are due, at most `MOST` each time; only one of several kv_stores sweeps."""
 
     def __init__(self, bus: Bus, eraser: SessionEraser, every_s: float) -> None:
         self._bus, self._eraser, self._every_s = bus, eraser, every_s
         self._begin = 0
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         while True:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))
             try:
@@ -48,7 +48,7 @@ class Sweep:
         for family in families[at:] + families[:at]:
             if left <= 0:
                 break
-            self._begin += 1  # the next sweep begins where this one ends
+            self._begin += 1  # the next sweep continues after these sessions
             for name, tenant in await Sessions(self._bus).due(family, left):
                 left -= 1
                 why = await self._over(name, tenant)
@@ -71,7 +71,7 @@ class Sweep:
         _log.info("sessions_swept", why=why, sessions=len(some))
 
     async def _over(self, name: str, tenant: str) -> str:
-        """Return why a session is to be erased: "expired", "deleted" long enough ago, or "" if it is not."""
+        """Return why to erase a session: "expired", "deleted" (long enough ago), or "" to keep it."""
         life = await SessionEnds(self._bus).life(name)
         now_ms = self._bus.clock.now_ms()
         if life is None:
@@ -87,6 +87,6 @@ class Sweep:
         return ""
 
     async def _look(self, name: str, tenant: str, at_ms: int) -> None:
-        """Look at a session again at a later moment, or at every sweep while the bus is full."""
+        """Examine a session again at a later time, or at every sweep while the bus is full."""
         with contextlib.suppress(BusFull):
             await Sessions(self._bus).look_at(name, tenant, at_ms)

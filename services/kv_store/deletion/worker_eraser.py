@@ -1,4 +1,4 @@
-"""Have workers forget a deleted session's pages on devices and hosts, and report which of them have."""
+"""The worker eraser: has workers forget a deleted session's pages on devices and hosts, and reports their answers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WAIT_S = 2.0
 
 
 class WorkerEraser:
-    """Tells the workers of a session's family, and waits at most `wait_s` for the answers of those that live."""
+    """Notifies the workers of a session's family, and waits up to `wait_s` for the answers of living workers."""
 
     def __init__(self, bus: Bus, wait_s: float = WAIT_S) -> None:
         self._bus, self._wait_s = bus, wait_s
 
     async def erase(self, session: str, *, goes_on: bool = False) -> ErasedPages:
-        """Have workers forget the pages of a session's turns, and return how many they had. Raises BusDown.
+        """Have workers forget the pages of a session's turns; return how many they had. Raises BusDown.
 
-        They drop its running turn, unless it `goes_on`.
+        Workers drop the session's running turn, unless the session `goes_on`.
         """
         family, done = family_of(session), ErasedPages()
         try:
@@ -54,7 +54,7 @@ class WorkerEraser:
         return done
 
     async def _answers(self, family: Family, entry: str) -> tuple[list[Forgot], list[str]]:
-        """Wait for answers; return them, and the living workers that gave none."""
+        """Wait for answers; return the answers, and the living workers that gave none."""
         clock = self._bus.clock
         until = clock.monotonic() + self._wait_s
         while True:

@@ -1,1 +1,1 @@
-"""The disk tier of KV pages."""
+"""The disk tier of KV pages: segment files, their records, and the pages in them."""

@@ -1,4 +1,4 @@
-"""The disk tier: segments, called in a thread of their own. A disk that fails or is full takes no page for a while."""
+"""The disk tier: runs its segments in a thread of their own. A disk that fails or is full refuses pages for a while."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ R = TypeVar("R")
 
 
 class Disk:
-    """Pages on this machine's disk; one process opens a directory. `gone` names the pages that have left it."""
+    """Pages on this machine's disk; only one process may open a directory. `gone` are the pages that have left it."""
 
     def __init__(
         self, segments: Segments, executor: ThreadPoolExecutor, clock: Clock, identity: str
     ) -> None:
         self._segments, self._executor, self._clock = segments, executor, clock
-        self.identity = identity  # of the directory
+        self.identity = identity  # the directory's name
         self._again_at = 0.0
         self._closed = False
         self.gone: set[PageKey] = set()  # pages that left since the set was last emptied
@@ -58,15 +58,15 @@ class Disk:
         return cls(segments, executor, clock, identity)
 
     async def usage(self) -> tuple[int, int]:
-        """Return how many pages there are, and the bytes of all files."""
+        """Return the number of pages, and the bytes of all files."""
         return await self._do(lambda: (len(self._segments), self._segments.used_bytes))
 
     async def limit(self, limits: Mapping[Owner, int]) -> None:
-        """Set how many bytes some owners may have; pages within such a limit are dropped last."""
+        """Set the byte limits of some owners; pages within such a limit are dropped last."""
         await self._do(lambda: setattr(self._segments.owners, "limits", limits))
 
     async def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> bool:
-        """Store a page, or renew its life; False if the disk does not take the page."""
+        """Store a page, or renew its expiry; False if the disk does not take the page."""
         if self._clock.monotonic() < self._again_at:
             return False
         try:
@@ -85,7 +85,7 @@ class Disk:
         return True
 
     async def renew(self, key: PageKey, ends_ms: int) -> bool:
-        """Renew a page's life; False if it is not there, or the disk fails."""
+        """Renew a page's expiry; False if the page is missing or the disk fails."""
         try:
             return await self._do(lambda: self._segments.renew(key, ends_ms))
         except OSError as error:
@@ -93,7 +93,7 @@ class Disk:
             return False
 
     async def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page; None if it is not on the disk, or only a damaged copy, which is counted."""
+        """Return a page; None if it is not on the disk or damaged; damaged copies are counted."""
         try:
             return await self._do(lambda: self._segments.get(key))
         except Damaged as error:
@@ -105,7 +105,7 @@ class Disk:
         return None
 
     async def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
-        """Return when pages expire (ms): all pages, or those of `keys` that are there."""
+        """Return the expiry (ms) of all pages, or of the existing ones among `keys`."""
         return await self._do(lambda: self._segments.ends(keys))
 
     async def expire(self, now_ms: int) -> None:
@@ -116,7 +116,7 @@ class Disk:
             _log.error("disk_erase_failed", why=error.strerror)
 
     async def erase(self, keys: Sequence[PageKey]) -> int:
-        """Overwrite pages' bytes, sync and read them back; return how many there were. OSError if the disk fails."""
+        """Overwrite pages' bytes, sync and read back; return the number of pages. OSError if the disk fails."""
         erased = await self._do(lambda: self._segments.erase(keys, sync=True))
         metrics.DROPPED.labels("erased").inc(erased)
         self.gone.update(keys)
@@ -127,7 +127,7 @@ class Disk:
         self.gone.update(await self._do(self._segments.clear))
 
     async def search(self, keys: Iterable[PageKey]) -> tuple[int, int]:
-        """Return how many records the index names, and how many of them are of these keys."""
+        """Return the number of records in the index, and how many of them have these keys."""
         return await self._do(lambda: self._segments.search(keys))
 
     async def close(self) -> None:

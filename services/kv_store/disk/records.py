@@ -1,7 +1,7 @@
-"""The records of a segment file: a header of 64 bytes, then the page's value, filled up to a multiple of 64.
+"""The records of a segment file: a header of 64 bytes, then the page's value, padded to a multiple of 64 bytes.
 
-A header never straddles a disk's sector, so it can be rewritten in place as a whole: with another expiry, or as that of
-an erased record, whose value is overwritten first.
+A header never straddles two disk sectors, so it can be rewritten in place as a whole: with another expiry, or as the
+header of an erased record, after the value has been overwritten.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 20
 
 
 class RecordHeader(Struct, frozen=True):
-    """A record's header: the page's key, its value's length in bytes, when it expires (ms), and the value's xxh3-64.
+    """The header of a record: the page's key, the value's length in bytes, its expiry (ms), and the value's xxh3-64.
 
     An erased record has no key; a page without a tenant has no owner.
     """
@@ -58,7 +58,7 @@ def size_of(length: int) -> int:
 
 
 def decode(data: bytes) -> RecordHeader | None:
-    """Return the header that 64 bytes hold, or None if they hold none."""
+    """Decode 64 bytes as a header; None if they are not a header."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         return None
     (known,) = _SUM.unpack_from(data, HEAD_BYTES - _SUM.size)
@@ -70,7 +70,7 @@ def decode(data: bytes) -> RecordHeader | None:
 
 
 def find(data: bytes, start: int) -> int:
-    """Return where the next header in these bytes begins, at a multiple of 64 from `start` on; -1 if there is none."""
+    """Return the offset of the next header in these bytes, at a multiple of 64 from `start` on; -1 if there is none."""
     at = data.find(_MAGIC, start)
     while at >= 0:
         if at % HEAD_BYTES == 0 and decode(data[at : at + HEAD_BYTES]):
@@ -80,7 +80,7 @@ def find(data: bytes, start: int) -> int:
 
 
 def walk(fd: int, size: int) -> Iterator[tuple[int, RecordHeader]]:
-    """Yield where each record of a file begins, and its header; damaged bytes are skipped, a torn end is left out.
+    """Yield the offset and the header of each record of a file; skip damaged bytes and a torn end.
 
     This and the functions below raise OSError if the disk fails.
     """
@@ -95,7 +95,7 @@ def walk(fd: int, size: int) -> Iterator[tuple[int, RecordHeader]]:
 
 
 def _next(fd: int, at: int, size: int) -> int:
-    """Return where the next header of a file begins, or its size if there is none."""
+    """Return the offset of a file's next header, or the file's size if there is none."""
     while at < size:
         found = find(os.pread(fd, _READ_BYTES, at), 0)
         if found >= 0:
@@ -116,7 +116,7 @@ def read(fd: int, at: int, length: int) -> bytes:
 
 
 def write(fd: int, at: int, data: bytes) -> None:
-    """Write bytes at a place of a file, whole."""
+    """Write all bytes at an offset of a file."""
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, at)

@@ -1,7 +1,7 @@
-"""Pages in append-only segment files, found by an index in memory that is read from the records' headers at start.
+"""Segments: append-only files of pages, found by an index in memory that is built from the records' headers at start.
 
-The calls block; one thread of one process makes them, and the directory is locked. Only erasing syncs the disk, since
-the pages are a cache. After a kill a torn end of a file is cut off, and a damaged record is skipped.
+All calls block; only one thread of one process may make them, and the directory is locked. Only erasing syncs the disk,
+since the pages are a cache. After a kill a file's torn end is cut off, and damaged records are skipped.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from common.pages.identity import Owner
 from common.pages.keys import PageKey
 from services.kv_store.disk.records import HEAD_BYTES, RecordHeader, decode, read, walk, write
 
-SEGMENTS = 16  # files that make up the budget
+SEGMENTS = 16  # number of files into which the budget is divided
 _LEAST_SEGMENT_BYTES = 1 << 16
 _COMPACT_BELOW = 0.5
 
 
 class Share(Struct):
-    """One owner's pages: their bytes by page, the page written first in front."""
+    """One owner's pages: bytes by page, the oldest write first."""
 
     bytes: int = 0
     pages: dict[PageKey, int] = field(default_factory=dict)
 
 
 class Owners:
-    """Shares by owner; `limits` are the bytes that some of them may have."""
+    """Shares by owner; `limits` are the byte limits of some owners."""
 
     def __init__(self) -> None:
         self.limits: Mapping[Owner, int] = {}
         self._shares: dict[Owner, Share] = {}
 
     def enter(self, owner: Owner, key: PageKey, size: int) -> None:
-        """Note a page of an owner; it may have had another size before."""
+        """Add a page of an owner, or replace its size."""
         share = self._shares.setdefault(owner, Share())
         share.bytes += size - share.pages.get(key, 0)
         share.pages[key] = size
 
     def leave(self, owner: Owner, key: PageKey) -> None:
-        """Forget a page of an owner."""
+        """Remove a page of an owner."""
         share = self._shares[owner]
         share.bytes -= share.pages.pop(key)
         if not share.pages:
             del self._shares[owner]
 
     def excess(self, owner: Owner, size: int) -> list[PageKey]:
-        """Return the pages to drop, the oldest first, so that an owner's next page is within its limit.
+        """Return the pages to drop, the oldest first, so that an owner's next page stays within its limit.
 
         ValueError if the page alone exceeds the limit.
         """
@@ -104,7 +104,7 @@ class RecordPlace(Struct, frozen=True):
 
 
 class KeptPage(NamedTuple):
-    """A page's value, when it expires (ms), and its owner."""
+    """A stored page: its value, its expiry (ms), and its owner."""
 
     value: bytes
     ends_ms: int
@@ -112,7 +112,7 @@ class KeptPage(NamedTuple):
 
 
 class Segments:
-    """Pages by key in at most `budget_bytes` of files; OSError passes through where the disk fails or is full."""
+    """Pages by key in files of at most `budget_bytes`; every call may raise OSError if the disk fails or is full."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self._directory, self._budget = directory, budget_bytes
@@ -120,7 +120,7 @@ class Segments:
         self._segments: dict[int, Segment] = {}
         self._places: dict[PageKey, RecordPlace] = {}
         self.owners = Owners()
-        self.skipped = 0  # damaged records and torn ends met at start
+        self.skipped = 0  # damaged records and torn ends found at the start
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -139,12 +139,12 @@ class Segments:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(segment.size for segment in self._segments.values())
 
     @property
     def identity(self) -> str:
-        """The directory's own name, which a file in it keeps from start to start."""
+        """The directory's own name, stored in a file in it."""
         path = self._directory / "identity"
         with contextlib.suppress(FileNotFoundError):
             if name := path.read_text(encoding="ascii").strip():
@@ -154,7 +154,7 @@ class Segments:
         return name
 
     def ends(self, keys: Iterable[PageKey] | None = None) -> dict[PageKey, int]:
-        """Return when pages expire (ms): all pages, or those of `keys` that are there."""
+        """Return the expiry (ms) of all pages, or of the existing ones among `keys`."""
         asked = self._places if keys is None else [key for key in keys if key in self._places]
         return {key: self._places[key].head.ends_ms for key in asked}
 
@@ -171,7 +171,7 @@ class Segments:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(self, key: PageKey) -> KeptPage | None:
-        """Return a page, or None; Damaged if its bytes are not those that were written, whereupon it is erased."""
+        """Return a page, or None; if its bytes differ from the written ones, erase it and raise Damaged."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -182,18 +182,18 @@ class Segments:
         return KeptPage(value, place.head.ends_ms, place.head.owner)
 
     def search(self, keys: Iterable[PageKey]) -> tuple[int, int]:
-        """Return how many records the index names, and how many of them are of these keys.
+        """Return the number of records in the index, and how many of them have these keys.
 
-        The index names every record that is not erased: `erase` reads back the places that it overwrote.
+        The index has every record that is not erased; `erase` itself reads back the places that it overwrote.
         """
         return len(self._places), sum(key in self._places for key in keys)
 
     # -- writing ---------------------------------------------------------------------------------------
 
     def put(self, key: PageKey, value: bytes, ends_ms: int, owner: Owner = b"") -> list[PageKey]:
-        """Store a page, or renew its life if it is there; return the pages that were dropped to make room.
+        """Store a page, or renew its expiry if it is stored; return the pages that were dropped to make room.
 
-        ValueError if the page is larger than a segment may be, or than all its owner's pages may be.
+        ValueError if the page is larger than a segment or than its owner's limit.
         """
         if self.renew(key, ends_ms):
             return []
@@ -204,14 +204,14 @@ class Segments:
             )
         dropped = self.owners.excess(owner, head.size)
         self.erase(dropped)
-        # One segment's worth is kept for the copies that compacting makes.
+        # The size of one segment is reserved for the copies that compaction makes.
         while self.used_bytes + head.size > self._budget - self._segment_bytes and self._segments:
             dropped += self._make_room()
         self._append(head, value)
         return dropped
 
     def renew(self, key: PageKey, ends_ms: int) -> bool:
-        """Set when a page expires; return whether it is there."""
+        """Set a page's expiry; return whether the page exists."""
         place = self._places.get(key)
         if place is None:
             return False
@@ -221,9 +221,9 @@ class Segments:
         return True
 
     def erase(self, keys: Iterable[PageKey], *, sync: bool = False) -> int:
-        """Overwrite pages' bytes; return how many pages there were.
+        """Overwrite pages' bytes; return the number of pages.
 
-        With `sync` the bytes are off the disk on return, and each place was read back: OSError if one still holds any.
+        With `sync` the bytes are off the disk on return, and each place was read back: OSError if any bytes are left.
         """
         places = [self._places[key] for key in dict.fromkeys(keys) if key in self._places]
         for place in places:
@@ -248,7 +248,7 @@ class Segments:
             raise OSError(EIO, f"segment {number} still holds an erased page's bytes at {place.at}")
 
     def clear(self) -> list[PageKey]:
-        """Remove all files; return the pages that were there."""
+        """Remove all files; return the pages that they held."""
         for segment in list(self._segments.values()):
             self._remove(segment)
         gone = list(self._places)
@@ -286,7 +286,7 @@ class Segments:
         self.owners.leave(self._places.pop(key).head.owner, key)
 
     def _overwrite(self, place: RecordPlace) -> None:
-        """Zero a record's value, then mark its header as erased: in this order a kill hides no bytes of the value."""
+        """Zero a record's value, then mark its header as erased: after a kill in between the record is still found."""
         fd, head = place.segment.fd, place.head
         write(fd, place.at + HEAD_BYTES, bytes(head.size - HEAD_BYTES))
         write(fd, place.at, RecordHeader(None, head.length).encode())
@@ -295,7 +295,7 @@ class Segments:
     # -- room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> list[PageKey]:
-        """Compact the emptiest file if that frees over half of it, else drop pages of a file; return dropped pages."""
+        """Compact the emptiest file if this frees over half of it, else drop a file's pages; return dropped pages."""
         emptiest = min(self._segments.values(), key=lambda s: s.live / s.size if s.size else 0)
         compactable = (
             emptiest is not self._last() and emptiest.live < _COMPACT_BELOW * emptiest.size
@@ -313,10 +313,10 @@ class Segments:
         return dropped
 
     def _cheapest(self) -> tuple[Segment, bool]:
-        """Return the file to drop, and whether pages of owners with limits are copied out of it first.
+        """Return the file to drop, and whether pages within owners' limits must first be copied out of it.
 
-        The file is the oldest of which at least half is pages of other owners, else the one with the most such pages,
-        and the oldest of all if there are no such pages.
+        The choice is the oldest file at least half of which belongs to other owners, else the file with the most pages
+        of other owners, else the oldest file.
         """
         kept: Counter[int] = Counter()
         for place in self._places.values() if self.owners.limits else ():
@@ -331,7 +331,7 @@ class Segments:
         return (least, True) if share < 1 else (older[0], False)
 
     def _copy(self, place: RecordPlace) -> bool:
-        """Append a page again, if it is sound and the disk takes it; return whether it was appended."""
+        """Append a page again, if it is undamaged and the disk takes it; return whether it was appended."""
         value = read(place.segment.fd, place.at + HEAD_BYTES, place.head.length)
         if checksum(value) != place.head.sum:
             return False
@@ -373,7 +373,7 @@ class Segments:
             if head.key is None:
                 continue
             older = self._places.get(head.key)
-            if older is not None:  # a kill came between the copy and the removal of the older file
+            if older is not None:  # a kill prevented the older file's removal after a copy
                 self._overwrite(older)
                 self._forget(head.key)
             self._enter(segment, at, head)

@@ -1,4 +1,4 @@
-"""Room in the pages Redis, made ahead of need: the pages of least worth go to the disk, or are dropped."""
+"""Eviction in the pages Redis, ahead of need: the least valuable pages move to the disk or are dropped."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from services.kv_store.pages.keeper_lease import KeeperLease
 
 _AT_ONCE = 16
 _LOOK_AT = 256
-AHEAD = 0.05  # share of the room that is freed beyond need, so that one look serves many pages
+AHEAD = 0.05  # share of the room freed beyond need, so that one round serves many pages
 _log = log.get("kv_store")
 
 
 Limits = Mapping[Owner, int]
-AskLimits = Callable[[], Awaitable[Limits]]  # BusDown where the keys cannot be read now
+AskLimits = Callable[[], Awaitable[Limits]]  # BusDown if the keys cannot be read
 
 
 async def limits_of(keys: KeyStore) -> Limits:
-    """Return the limits of owners that have one: the largest of a tenant's keys, if all have one. Raises BusDown."""
+    """Return owners' limits: the largest limit of a tenant's keys, if all its keys have limits. Raises BusDown."""
     found: dict[str, int] = {}
     unlimited: set[str] = set()
     for key in await keys.list():
@@ -38,21 +38,20 @@ async def limits_of(keys: KeyStore) -> Limits:
 
 
 class Eviction:
-    """Keeps a share of the pages Redis free, and a share of what each owner with a limit may have.
+    """Keeps a share of the pages Redis free, and a share of each owner's limit.
 
-    The page unused for the longest goes first; pages within their owners' limits go after all others, and pinned pages
-    stay. Every step that removes pages raises LeaseLost once another process may hold `lease`. TierDown if Redis is
-    away.
+    The longest unused page goes first; pages within their owners' limits go after all others, and pinned pages stay.
+    Every step that removes pages raises LeaseLost once another process may hold `lease`. TierDown if Redis is away.
     """
 
     def __init__(self, store: PageStore, client: KeeperClient, lease: KeeperLease) -> None:
         self._store, self._client, self._lease = store, client, lease
         self.limits: Limits = {}
-        # Held while pages, or their entries in the catalog, are being moved.
+        # Locked while pages, or their entries in the catalog, are moved.
         self.lock = asyncio.Lock()
 
     async def make_room(self, disk: Disk | None, asked: Room) -> None:
-        """Free what each owner and each partition holds beyond its share, and a little more."""
+        """Free the bytes that owners and partitions hold beyond their shares, and a little more."""
         room, usage = self._store.room, await self._store.usage()
         over = [
             (at, owner, need)
@@ -73,7 +72,7 @@ class Eviction:
     async def evict(
         self, disk: Disk | None, at: int, need: int, owner: Owner | None = None
     ) -> None:
-        """Evict pages of one partition, of any or of one owner, until `need` bytes are free or no page is left."""
+        """Evict pages of one partition, of all owners or one, until `need` bytes are free or no page is left."""
         async with self.lock:
             while need > 0:
                 freed = 0
@@ -85,7 +84,7 @@ class Eviction:
                 need -= freed
 
     async def _victims(self, at: int, need: int, owner: Owner | None) -> list[PageKey]:
-        """Return the pages to evict, in order, as many as free `need` bytes, or all there are."""
+        """Return the pages to evict, in order, until they free `need` bytes, or all."""
         found: list[PageKey] = []
         within: list[tuple[PageKey, int]] = []  # pages within their owners' limits
         start, ended, now_ms = 0, False, self._store.now_ms()
@@ -110,7 +109,7 @@ class Eviction:
         return found
 
     async def _move(self, disk: Disk | None, keys: Sequence[PageKey]) -> int:
-        """Move pages to the disk, or drop those it does not take; return the bytes freed in Redis."""
+        """Move pages to the disk, or drop pages that it does not take; return the bytes freed in Redis."""
         ends: dict[PageKey, int] = {}
         if disk is not None:
             for key, (ends_ms, owner) in (await self._client.lives(keys)).items():
@@ -133,13 +132,13 @@ class Eviction:
 
 
 def _excess(used: int, room: int, asked: int) -> int:
-    """Return the bytes to free so that a share of `room`, or the page asked for, fits; 0 if it does."""
+    """Return the bytes to free for a share of `room`, or the page asked for, and a little more; 0 if it is free."""
     over = used - room + max(int(FREE * room), asked if asked <= room else 0)
     return over + int(AHEAD * room) if over > 0 else 0
 
 
 def sound(value: bytes, key: PageKey, tier: str) -> bool:
-    """Return whether a tier's bytes are the page that was written; a damaged one is counted."""
+    """Return whether a tier's bytes are an undamaged page; count a damaged page."""
     try:
         bad = codec.check(value, key.id)
         why = f"layers {bad}: their checksums are wrong" if bad else ""

@@ -1,4 +1,4 @@
-"""The lease of the one kv_store that keeps the pages, renewed beside the work that needs it."""
+"""The keeper's lease: held by the one kv_store that keeps the pages, and renewed beside the work that needs it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _log = log.get("kv_store")
 
 
 class LeaseLost(Exception):
-    """The error once another kv_store may hold the keeper's lease: this one must not move or erase pages."""
+    """The error once another kv_store may hold the keeper's lease, so that this one must not move or erase pages."""
 
 
 class KeeperLease:
-    """This process' right to keep the pages.
+    """The right of this process to keep the pages.
 
-    `term` counts how often this process took the lease; `others` says that another process has it.
+    `term` counts how often this process took the lease; `others` is true while another process has the lease.
     """
 
     def __init__(self, lock: RedisLock, name: str) -> None:
         self._lock, self._name = lock, name
         self._mine = asyncio.Event()
         self.term = 0
-        self.others = False  # by the last reply: another process has it
+        self.others = False  # the last reply: another process has the lease
 
     @property
     def held(self) -> bool:
-        """True while this process has the lease, so that no other process can have it."""
+        """True while this process surely has the lease."""
         return self._lock.held
 
     def require(self) -> None:
@@ -38,7 +38,7 @@ class KeeperLease:
             raise LeaseLost("the lease of the pages' keeper has lapsed, or another has it")
 
     async def renew(self) -> None:
-        """Take the lease if no process has it, or renew it. After TierDown it is held until it expires."""
+        """Take the lease if no process has it, or renew it. After TierDown a held lease lasts until it expires."""
         got = await self._lock.acquire()
         self.others = got == "other"
         if self.others:
@@ -50,12 +50,12 @@ class KeeperLease:
         self._mine.set()
 
     async def wait(self, seconds: float) -> None:
-        """Return once the lease was taken or renewed, or after so many seconds."""
+        """Wait up to `seconds` until the lease was taken or renewed."""
         self._mine.clear()
         if not self.held:
             await wait(self._mine, seconds)
 
     async def release(self) -> None:
-        """Give the lease up if it is held. After TierDown it expires by itself."""
+        """Give up the lease if it is held. After TierDown it expires."""
         if self.held:
             await self._lock.release()

@@ -1,6 +1,6 @@
-"""The keeper of KV pages: of several kv_stores the one that makes room in Redis, has the disk, and brings pages back.
+"""The page keeper: the one kv_store that makes room in the pages Redis, owns the disk tier, and brings pages back.
 
-Nothing breaks without a keeper: Redis refuses pages when it is full, and pages on disk are not offered any more.
+Without a keeper nothing breaks: Redis refuses pages when it is full, and pages on disk are not offered any more.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from services.kv_store.pages.keeper_lease import KeeperLease, LeaseLost
 LEASE_MS = 6_000
 TICK_S = 1.0
 RECONCILE_S = 60.0
-LIMITS_S = 30.0  # how often limits of API keys are read again
+LIMITS_S = 30.0  # seconds between two reads of the limits of API keys
 OPEN_AGAIN_S = 10.0
-# When another process has been the keeper for so long, this directory is emptied: its pages are not offered, and
+# After another process has been the keeper for this long, the directory is emptied: its pages are not offered, and
 # requests to erase pages do not reach it.
 EMPTY_AFTER_S = 60.0
 BLOCK_S = 1  # shorter than the timeout of a reply
@@ -42,16 +42,16 @@ _log = log.get("kv_store")
 
 
 class PageKeeper:
-    """Keeps the pages of one pages Redis and of one directory while it has the lease; `disk_bytes` 0 is no disk tier.
+    """Keeps the pages of one pages Redis and one directory while it has the lease; `disk_bytes` 0: no disk tier.
 
-    A disk is offered only when no erased page can be on it. If another kv_store was the keeper since this disk was last
-    offered, the disk is cleared; and the requests to erase pages are carried out first.
+    A disk is offered only if no erased page can be on it: if another kv_store was the keeper since this disk was last
+    offered, the disk is cleared first, and pending requests to erase pages are carried out first.
     """
 
     def __init__(
         self, store: PageStore, directory: Path, disk_bytes: int, limits: AskLimits | None = None
     ) -> None:
-        """`limits` returns how many bytes some owners may have in a tier."""
+        """`limits` returns the byte limits of some owners in a tier."""
         self._store, self._clock = store, store.clock
         self._directory, self._disk_bytes = directory, disk_bytes
         self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -62,8 +62,8 @@ class PageKeeper:
         self._catalog = DiskCatalog(store, self._name)
         self._limits = limits
         self._disk: Disk | None = None
-        self._term = 0  # the lease's latest term that was begun
-        self._disk_term = 0  # the term in which the disk was offered
+        self._term = 0  # the latest term that was begun
+        self._disk_term = 0  # the term in which the disk was last offered
         self._open_at = self._tidy_at = self._reconcile_at = self._limits_at = 0.0
         self._empty_at = math.inf
         self._keeps = asyncio.Event()
@@ -73,16 +73,16 @@ class PageKeeper:
 
     @property
     def disk(self) -> Disk | None:
-        """The disk tier, if this process has it open."""
+        """The disk tier; None unless this process has it open."""
         return self._disk
 
     @property
     def keeps(self) -> bool:
-        """True while this process is the keeper and its disk is offered: it then carries out erasures itself."""
+        """True while this process is the keeper and offers its disk, so that it carries out erasures itself."""
         return self._lease.held and self._disk is not None
 
     async def run(self) -> None:
-        """Keep the pages for ever, whenever no other process does."""
+        """Keep the pages whenever no other process does, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (self._renew, self._keep, self._bring, self._expire):
@@ -93,7 +93,7 @@ class PageKeeper:
     async def _close(self) -> None:
         try:
             if self._disk is not None:
-                await self._disk.close()  # first: the next keeper may open the same directory
+                await self._disk.close()  # before the release: the next keeper may open it
         finally:
             with contextlib.suppress(TierDown):
                 await self._lease.release()
@@ -128,17 +128,17 @@ class PageKeeper:
     # -- the lease and the disk ------------------------------------------------------------------------
 
     async def _renew(self) -> None:
-        """Renew the lease in a task of its own, since a round of other work may take long."""
+        """Renew the lease, in a task of its own, since a round of other work may take long."""
         await self._lease.renew()
         self._up()
         await asyncio.sleep(TICK_S)
 
     async def _begin(self) -> None:
-        """Begin the lease's term, if that was not done, and open the disk."""
+        """Begin the lease's term, if it is new, and open the disk."""
         if self._term != self._lease.term:
             self._term = self._lease.term
             self._keeps.clear()
-            self._reconcile_at = self._limits_at = 0.0  # the server may be another than before
+            self._reconcile_at = self._limits_at = 0.0  # the server may have changed
         self._empty_at = math.inf
         if self._disk_bytes:
             await self._open_disk()
@@ -148,7 +148,7 @@ class PageKeeper:
         self._keeps.set()
 
     async def _open_disk(self) -> None:
-        """Open the disk and offer it, once every page that other kv_stores erased is off it."""
+        """Open the disk, and offer it once it has no page that other kv_stores erased."""
         disk, term = self._disk, self._lease.term
         if disk is not None and self._disk_term == term:
             return
@@ -158,7 +158,7 @@ class PageKeeper:
                     return
                 disk = await Disk.open(self._directory, self._disk_bytes, self._clock)
             await self._catch_up(disk)
-        except (InUse, OSError) as error:  # InUse: by a kv_store that is about to leave
+        except (InUse, OSError) as error:  # InUse: a kv_store about to leave
             self._open_at = self._clock.monotonic() + OPEN_AGAIN_S
             _log.error("disk_not_opened", why=str(error), again_s=OPEN_AGAIN_S)
         else:
@@ -168,7 +168,7 @@ class PageKeeper:
                 await disk.close()
 
     async def _catch_up(self, disk: Disk) -> None:
-        """Erase from a disk the pages that were erased elsewhere while this process was not the keeper."""
+        """Erase the pages from a disk that were erased while this process was not the keeper."""
         async with self._eviction.lock:
             last = await self._client.last_keeper()
             self._lease.require()
@@ -180,7 +180,7 @@ class PageKeeper:
         await self._erase_asked(disk)
 
     async def _leave(self) -> None:
-        """Close the disk, since another process is the keeper; empty the directory if it stays so."""
+        """Close the disk, since another process is the keeper; later empty the directory if that stays so."""
         self._keeps.clear()
         async with self._eviction.lock:
             disk, self._disk = self._disk, None
@@ -191,7 +191,7 @@ class PageKeeper:
         self._empty_at = min(self._empty_at, now + EMPTY_AFTER_S)
         if now >= self._empty_at:
             await self._clear_former()
-        for tier in ("redis", "disk"):  # only the keeper reports these
+        for tier in ("redis", "disk"):  # only the keeper reports these gauges
             metrics.PAGES.labels(tier).set(0)
             metrics.PAGE_BYTES.labels(tier).set(0)
 
@@ -209,7 +209,7 @@ class PageKeeper:
         if not self._lease.held:
             if self._lease.others:
                 await self._leave()
-            else:  # the disk stays open until another process has the lease
+            else:  # the disk stays open until another process gets the lease
                 self._keeps.clear()
             await self._lease.wait(TICK_S)
             return
@@ -217,7 +217,7 @@ class PageKeeper:
         if self._limits is not None and self._clock.monotonic() >= self._limits_at:
             await self._read_limits(self._limits)
         asked = await self._client.room(BLOCK_S)
-        await self._eviction.make_room(self._disk, asked)  # first: the other work may need room
+        await self._eviction.make_room(self._disk, asked)  # first, since other work may need room
         if self._disk is not None or not self._disk_bytes:
             await self._erase_asked(self._disk)
         if self._clock.monotonic() >= self._tidy_at:
@@ -254,7 +254,7 @@ class PageKeeper:
             await self._disk.limit(self._eviction.limits)
 
     async def _erase_asked(self, disk: Disk | None) -> None:
-        """Carry out the requests to erase pages; a request stays in the list until a keeper has carried it out."""
+        """Carry out the requests to erase pages; a request leaves the list only after it was carried out."""
         while (asked := await self._client.erasures()).members:
             self._lease.require()
             await self._erase(disk, asked.keys)
@@ -263,7 +263,7 @@ class PageKeeper:
             await self._client.announce_erased()
 
     async def erase(self, keys: Sequence[PageKey]) -> None:
-        """Erase pages from the disk, if it is open, and from Redis. TierDown, or OSError if the disk fails."""
+        """Erase pages from the disk, if it is open, and from Redis. Raises TierDown, or OSError if the disk fails."""
         await self._erase(self._disk, keys)
 
     async def _erase(self, disk: Disk | None, keys: Sequence[PageKey]) -> None:
@@ -275,7 +275,7 @@ class PageKeeper:
                 await self._catalog.withdraw(disk)
 
     async def _expire(self) -> None:
-        """Erase pages on disk that have expired, even while Redis is away."""
+        """Erase expired pages on disk, even while Redis is away."""
         await asyncio.sleep(RECONCILE_S)
         async with self._eviction.lock:
             if self._disk is not None:
@@ -308,7 +308,7 @@ class PageKeeper:
                 await self._catalog.withdraw(self._disk)
 
     async def _brought(self, key: PageKey) -> bool:
-        """Put a page from the disk into Redis, if it is there and sound; make room for it once."""
+        """Put a page from the disk into Redis, if the disk has it undamaged; make room once if needed."""
         for _ in range(2):
             async with self._eviction.lock:
                 disk = self._disk if self._disk_term == self._lease.term else None
@@ -322,7 +322,7 @@ class PageKeeper:
                 if not sound(value, key, "disk"):
                     await disk.erase([key])
                     return False
-                self._lease.require()  # else the page may have been erased elsewhere
+                self._lease.require()  # else another keeper may have erased the page
                 outcome = await self._store.put(key, value, left_s, whose)
             if outcome not in ("full", "over"):
                 return True

@@ -1,4 +1,4 @@
-"""The locations of a session's pages: on a worker, by that worker's last report, and in the tiers below."""
+"""The locations of a session's pages: on a worker, by that worker's last report, and in the lower tiers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from common.wire.sessions import SessionWork
 from services.kv_store.pages.session_pages import session_pages
 from services.kv_store.sessions.session_store import session_of
 
-_GROUPS = 2  # layer groups looked for: models mix full attention with at most one kind of window
+_GROUPS = 2  # layer groups to look for: full attention and at most one kind of window
 _AT_ONCE = 2000
 
 
 class PageLocations:
-    """Finds sessions' pages; `store` is None where there are no tiers below the host."""
+    """Finds sessions' pages; `store` is None without tiers below the host."""
 
     def __init__(self, bus: Bus, store: PageStore | None) -> None:
         self._bus, self._store = bus, store
 
     async def perform(self, work: SessionWork) -> bytes:
-        """Return how many pages of a session have a copy in each tier, as JSON; null where a tier cannot be asked.
+        """Return as JSON the number of a session's pages in each tier; null for a tier that cannot be asked.
 
         NotFound if the session is not the tenant's. Raises BusDown.
         """
@@ -51,7 +51,7 @@ class PageLocations:
         return msgspec.json.encode(found)
 
     async def _held(self, session: str) -> Held | None:
-        """Return the last report of the worker that holds a session's pages; None without one, or if it is dead."""
+        """Return the last report of a session's worker about its pages; None without one, or if the worker is dead."""
         held = await CacheDirectory(self._bus).held(session)
         alive = {record.worker for record in await self._bus.workers.living(family_of(session))}
         return held if held is not None and held.worker in alive else None

@@ -1,8 +1,7 @@
-"""Pinned sessions: their pages stay in Redis for as long as the session lives, or until it is unpinned.
+"""Pins of sessions: a pinned session's pages stay in Redis until the session ends or is unpinned.
 
-The pins are computed anew every few seconds, from the sessions that are pinned and the pages that Redis has by then.
-Sessions are served in the order in which they were pinned, up to the bytes that a tenant may pin; pages on disk are
-asked back while the whole session fits.
+The pins of pages are recomputed every few seconds, from the pinned sessions and the pages in Redis. Sessions are served
+in the order of pinning, up to the bytes that a tenant may pin; pages on disk are requested if the whole session fits.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ Ends = dict[PageKey, int]
 
 
 class SessionPins:
-    """Pins the pages of sessions in the pages Redis; any number of processes may renew the pins."""
+    """Pins sessions' pages in the pages Redis; several processes may renew the pins."""
 
     def __init__(self, bus: Bus, store: PageStore, limits: AskLimits) -> None:
         self._bus, self._store, self._limits = bus, store, limits
         self._page_pins = PagePins(store)
-        self._chains: dict[str, tuple[int, list[PageKey]]] = {}  # by session: its version and pages
+        self._chains: dict[str, tuple[int, list[PageKey]]] = {}  # by session: version and pages
 
     async def run(self) -> None:
-        """Renew the pins for ever."""
+        """Renew the pins until cancelled."""
         while True:
             try:
                 await self.renew()
@@ -56,7 +55,7 @@ class SessionPins:
         except TierDown as error:
             raise _down() from error
         if record.id in refused and not record.pinned:
-            await self.unpin(record)  # some of its pages were pinned
+            await self.unpin(record)  # some pages may be pinned already
             need, left = refused[record.id]
             raise Conflict(
                 f"the session's pages take {need} bytes more than the {left} that can still be pinned: unpin "
@@ -66,7 +65,7 @@ class SessionPins:
         await Sessions(self._bus).pin(record.id)
 
     async def unpin(self, record: SessionRecord) -> None:
-        """Unpin a session; if the pages Redis is away, its pages are unpinned soon after the return. Raises BusDown."""
+        """Unpin a session; if the pages Redis is away, its pages are unpinned soon after it is back. Raises BusDown."""
         await Sessions(self._bus).unpin(record.id)
         try:
             await self.renew()
@@ -74,7 +73,7 @@ class SessionPins:
             _log.warning("pins_not_renewed", why=str(error))
 
     async def renew(self, new: SessionRecord | None = None) -> dict[str, tuple[int, int]]:
-        """Compute all pins anew; return the sessions that did not fit, with (bytes beyond the room, bytes of room).
+        """Recompute all pins; return the sessions that did not fit, with (bytes beyond the room, bytes of room).
 
         `new` is a session that is about to be pinned. Raises BusDown, TierDown.
         """
@@ -103,14 +102,14 @@ class SessionPins:
             if over:
                 refused[name] = over, max(left, 0)
             else:
-                for first in range(0, len(below), _AT_ONCE):  # the next round pins them
+                for first in range(0, len(below), _AT_ONCE):  # the next round pins these pages
                     await self._store.recall(below[first : first + _AT_ONCE])
         await self._page_pins.replace(ends)
         metrics.PINNED.set(taken.total())
         return refused
 
     async def _pinned(self) -> list[SessionRecord]:
-        """Return the pinned sessions, those pinned first in front; sessions that have ended are unpinned."""
+        """Return the pinned sessions, the longest pinned first; unpin sessions that have ended."""
         found = []
         for name in await Sessions(self._bus).pinned():
             record = await Sessions(self._bus).get(name)
@@ -131,9 +130,9 @@ class SessionPins:
     async def _fitting(
         self, keys: list[PageKey], left: int
     ) -> tuple[dict[PageKey, int], list[PageKey], int]:
-        """Return pages in Redis that fit in `left` bytes, with sizes, the pages only on disk, and the bytes beyond.
+        """Return the pages in Redis that fit in `left` bytes, with sizes; the pages only on disk; and the bytes beyond.
 
-        Pages that are not in Redis take as much as the session's largest there; if it has none there, nothing is known.
+        A page that is not in Redis counts as large as the session's largest page there, and as 0 bytes if it has none.
         """
         sizes = await self._page_pins.sizes(keys)
         # Few models have several layer groups.

@@ -1,1 +1,1 @@
-"""Sessions as kv_store serves them: listed, exported, imported, pinned, deleted."""
+"""Sessions in kv_store: list, export, import, pin, delete."""

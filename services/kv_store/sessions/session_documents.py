@@ -1,7 +1,7 @@
-"""Sessions as documents of the format `spillway.session/1`, which exports write and imports read.
+"""Session documents in the format `spillway.session/1`, which exports write and imports read.
 
-Tokens are valid for the model of the same fingerprint only. An import for another keeps the messages, and the next
-turn renders and tokenizes them anew.
+Tokens are valid only for a model with the same fingerprint. An import for another model keeps only the messages, and
+the next turn renders and tokenizes these again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class TurnTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A passage that an answer rests on: characters [start, end) of a document; `text` if its client asked for it.
+    """A passage that an answer rests on: characters [start, end) of a document; `text` if the client asked for it.
 
-    `page` is the page it begins on, `page_starts` where further ones begin, of a document with pages.
+    In a document with pages, `page` is the page on which the passage begins, `page_starts` where further pages begin.
     """
 
     index: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -58,9 +58,9 @@ class PassageDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class RetrievalDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The passages that a grounded answer rests on, as its response listed them; see `passages.shown`.
+    """The passages that a grounded answer rests on, as listed in its response; see `passages.shown`.
 
-    `retrievals` tell when which of them were in the prompt, where they were replaced while the answer was written.
+    `retrievals` list which passages were in the prompt at which time, if they were replaced during the answer.
     """
 
     collection: str
@@ -71,7 +71,7 @@ class RetrievalDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 class TurnDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn; `shown` are its messages as sent, if passages were added to them; `at` is when it ended (s)."""
+    """One turn; `shown` are its messages as sent to the model, if passages were added; `at` is its end (s)."""
 
     messages: Annotated[list[MessageDocument], Meta(min_length=1)]
     answer: str
@@ -129,7 +129,7 @@ def exported(record: SessionRecord, turns: Sequence[TurnDocument]) -> SessionDoc
 
 
 def read(body: bytes) -> SessionDocument:
-    """Decode and check a document; InvalidRequest `invalid_session` says where it is wrong."""
+    """Decode and check a document; InvalidRequest `invalid_session` names the fault's place."""
     try:
         document = msgspec.json.decode(body, type=SessionDocument)
     except RecursionError:
@@ -159,7 +159,7 @@ def read(body: bytes) -> SessionDocument:
 
 
 def check_tokens(document: SessionDocument, vocabulary: int) -> None:
-    """Refuse token ids that the model does not have."""
+    """Raise InvalidRequest for token ids that the model does not have."""
     for index, turn in enumerate(document.turns):
         if turn.tokens is not None:
             largest = max((*turn.tokens.prompt, *turn.tokens.output), default=0)
@@ -170,12 +170,12 @@ def check_tokens(document: SessionDocument, vocabulary: int) -> None:
 
 
 def keeps_tokens(document: SessionDocument, fingerprint: str) -> bool:
-    """Return whether a document's tokens are the model's own, and complete."""
+    """Return whether a document's tokens are complete and belong to this model."""
     return document.fingerprint == fingerprint and all(turn.tokens for turn in document.turns)
 
 
 def imported(document: SessionDocument, job: str, *, tokens: bool) -> list[Turn]:
-    """Return the turns to store; `tokens` keeps them, else the messages alone."""
+    """Return the turns to store: with `tokens` their messages and tokens, else the messages only."""
     turns = []
     for index, turn in enumerate(document.turns):
         kept = turn.tokens if tokens else None

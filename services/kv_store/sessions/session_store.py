@@ -1,4 +1,4 @@
-"""The jobs on sessions: list, export, import, delete, pin. Each may be repeated after a kill anywhere."""
+"""The session store: jobs that list, export, import, delete and pin sessions, each repeatable after a kill."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Note = Callable[[bytes], Awaitable[None]]
 
 
 class SessionStore:
-    """Performs work on sessions; one a process."""
+    """Executes jobs on sessions; each process has one."""
 
     def __init__(self, bus: Bus, eraser: SessionEraser, pins: SessionPins | None = None) -> None:
         self.bus, self._eraser, self._pins = bus, eraser, pins
         self._vocabularies: dict[str, int] = {}
 
     async def perform(self, work: SessionWork, lease: Lease, note: Note) -> bytes:
-        """Do one job and return its JSON; `note` keeps bytes in the job's log, for its repetition after a kill."""
+        """Execute one job and return its JSON; `note` stores bytes in the job's log for a repetition after a kill."""
         if work.op == "list":
             return await self._list(work)
         if work.op == "export":
@@ -65,11 +65,11 @@ class SessionStore:
             body = msgspec.json.encode(page)
             if len(body) <= MAX_MESSAGE_BYTES - _ROOM or len(found) < 2:
                 return body
-            limit = len(found) // 2  # large metadata: a shorter page
+            limit = len(found) // 2  # metadata is large: return a shorter page
 
     async def _export(self, work: SessionWork, job: str) -> bytes:
         record = await session_of(self.bus, work)
-        await Sessions(self.bus).note_job(record.id, job)  # its result holds the conversation
+        await Sessions(self.bus).note_job(record.id, job)  # its result has the conversation
         turns: list[session_documents.TurnDocument] = []
         size, at = 0, 0
         while True:
@@ -126,7 +126,7 @@ class SessionStore:
         return msgspec.json.encode(shown(await session_of(self.bus, work)))
 
     async def _vocabulary(self, card: ModelCard) -> int:
-        """Return one more than the largest token id of a model's tokenizer."""
+        """Return the largest token id of a model's tokenizer, plus one."""
         if card.fingerprint not in self._vocabularies:
             tokenizer = msgspec.json.decode(await Models(self.bus).tokenizer(card.name))
             self._vocabularies[card.fingerprint] = 1 + max(_ids(tokenizer), default=-1)
@@ -139,7 +139,7 @@ class SessionStore:
             raise _unknown(work.session) from None
         if record is not None and record.tenant != work.tenant:
             raise _unknown(work.session)
-        proof = await self._proven(lease)  # set if an earlier try has proven the deletion
+        proof = await self._proven(lease)  # set if an earlier try has a proof of the deletion
         if proof is None:
             (found,) = await self._eraser.erase(
                 [(work.session, work.tenant)], lease.deadline_ms, prove=True
@@ -151,9 +151,9 @@ class SessionStore:
         return proof
 
     async def _delete_turn(self, work: SessionWork) -> bytes:
-        """Delete one turn with everything run for it; Conflict `session_busy` while another one runs.
+        """Delete one turn and all that was run for it; Conflict `session_busy` while another turn runs.
 
-        What is kept of pages goes first, since it is found by the tokens of the turn.
+        Stored pages are removed first, since they are found by the tokens of the turn.
         """
         record = await session_of(self.bus, work)
         if await Sessions(self.bus).running_turn(record) is not None:
@@ -175,7 +175,7 @@ class SessionStore:
 
 
 async def session_of(bus: Bus, work: SessionWork) -> SessionRecord:
-    """Return the session that a job is about; NotFound if it is not the tenant's."""
+    """Return the session of a job; NotFound if the session is not the tenant's."""
     try:
         record = await Sessions(bus).get(work.session)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Eviction policies: which KV pages leave a tier that is full."""
+"""Eviction policies: the choice of KV pages to drop from a full tier."""

@@ -1,4 +1,4 @@
-"""Hazard: the rate at which sessions return, learned online from how they did before."""
+"""The hazard: the rate at which sessions return, learned online from earlier returns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 TURNS, ANSWERS, LENGTHS, IDLES = 12, 6, 10, 30
-# Kinds of nodes: a session that shares no page, the rest of one that shares the pages before, pages before a fork.
+# Kinds of nodes: a session without shared pages, a session's part after its shared pages, pages before a fork.
 KINDS = 3
 FIRST = -10  # the second bucket of idle time begins at 2 ** FIRST seconds
-# The axes on which each factor depends: 0 kind and turn, 1 answer, 2 length, 3 idle time.
+# The axes of each factor: 0 kind and turn, 1 answer, 2 length, 3 idle time.
 AXES = ((3,), (0,), (1,), (2,), (0, 1))
-WEIGHT = 4.0  # events that the prior counts for, in each level of each factor
-PRIOR = 0.5  # hazard x idle time while nothing is known
-EVERY = 64  # turns from fit to fit
+WEIGHT = 4.0  # the prior's weight in events, for each level of each factor
+PRIOR = 0.5  # hazard x idle time without observations
+EVERY = 64  # turns between fits
 MEMORY = 2000  # turns after which an observation has 1/e of its weight
 NEVER = math.inf
 _LOW = np.concatenate([[0.0], 2.0 ** np.arange(FIRST + 1, FIRST + IDLES)])
@@ -24,7 +24,7 @@ _PRIOR = PRIOR / 2.0 ** (np.arange(FIRST, FIRST + IDLES) + 0.5)
 
 
 class Hazard:
-    """Counts events and seconds of exposure by class of node and idle time, and computes rates of return from them.
+    """Counts of returns and seconds of exposure by class of node and idle time, and the rates of return fitted to them.
 
     A rate is PRIOR / idle time x one factor per level of idle time, turn, length of the last answer, length of the
     chain, turn and answer. The factors are the most likely ones for Poisson events, each with a gamma prior of mean 1.
@@ -38,12 +38,12 @@ class Hazard:
         self._factors: list[NDArray[np.float64]] = [np.ones(1)] * len(AXES)
         self._logs: NDArray[np.float64] = np.broadcast_to(np.log(_PRIOR), shape).ravel()
         self._classes: NDArray[np.int64] = np.full(64, -1)  # by slot; -1: no node
-        self._counted_s: NDArray[np.float64] = np.full(64, NEVER)  # exposure is counted up to there
+        self._counted_s: NDArray[np.float64] = np.full(64, NEVER)  # end of counted exposure
 
     def enter(self, slot: int, kind: int, size: tuple[int, int, int], counted_s: float) -> None:
-        """Note a node's kind and size: turns, pages of the last answer, pages of the chain.
+        """Record a node's kind and size: turns, pages of the last answer, pages of the chain.
 
-        Its idle time counts from `counted_s`, which is NEVER while its session runs.
+        Its idle time begins at `counted_s`, which is NEVER while its session runs.
         """
         while slot >= len(self._classes):
             self._classes = np.concatenate([self._classes, np.full(len(self._classes), -1)])
@@ -58,7 +58,7 @@ class Hazard:
         self._counted_s[slot] = counted_s
 
     def leave(self, slot: int, since_s: float, now_s: float, *, returned: bool) -> None:
-        """Note that a node, idle since `since_s`, is idle no more; `returned` says that its session came back."""
+        """End the idle time of a node, idle since `since_s`; `returned`: since its session came back."""
         counted_s = float(self._counted_s[slot])
         if counted_s > now_s:
             return
@@ -76,7 +76,7 @@ class Hazard:
             self._classes[slot], self._counted_s[slot] = -1, NEVER
 
     def rates(self, since_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
-        """Return by slot the rate, per second, of turns that reach this node and none below it."""
+        """Return by slot the rate, per second, of turns that reach this node but no node below it."""
         size = len(since_s)
         classes = self._classes[:size]
         at = np.log2(np.maximum(now_s - since_s, 1e-3)) - (FIRST + 0.5)

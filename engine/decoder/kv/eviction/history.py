@@ -1,4 +1,4 @@
-"""The history of sessions: which sessions there are and which pages they share, learned from the chains of turns."""
+"""The history of sessions and of the pages that they share, learned from the chains of turns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.hazard import EVERY, NEVER, Hazard
 
-FLOOR_S = 1e-3  # the shortest idle time that counts
-LIMIT = 1 << 18  # ids of pages that are remembered though no tier holds the pages: about 50 MB
+FLOOR_S = 1e-3  # shorter idle times count as this
+LIMIT = 1 << 18  # remembered ids of pages, also of pages in no tier: about 50 MB
 
 
 class PageRun:
-    """A run of pages that the same sessions share: `pages` stand at `start` and after it in all their chains."""
+    """A run of pages that the same sessions share: in all their chains `pages` begin at position `start`."""
 
     __slots__ = ("children", "copies", "named", "pages", "parent", "slot", "start")
 
@@ -26,41 +26,41 @@ class PageRun:
         self.slot, self.start, self.pages, self.named = slot, start, pages, named
         self.parent: PageRun | None = None
         self.children = 0
-        self.copies = 0  # of its pages, in all tiers
+        self.copies = 0  # copies of its pages in all tiers
 
     @property
     def end(self) -> int:
-        """Position after the last page."""
+        """The position after the last page."""
         return self.start + len(self.pages)
 
 
 class Watcher(Protocol):
-    """A tier's policy as the history sees it: it may keep data by node, and is told when nodes change."""
+    """The interface of a tier's policy for the history: it is notified of turns and of changes of nodes."""
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """Note that a turn reads or has written these pages."""
+        """Record that a turn reads or has written these pages."""
 
     def moved(self, source: PageRun, target: PageRun) -> int:
-        """Note that pages of `source` belong to `target` now; return how many copies of them the tier holds."""
+        """Record that pages of node `source` now belong to `target`; return the number of their copies in the tier."""
 
 
 class History:
     """The sessions of a process and the tree of their pages, shared by all its tiers.
 
-    A session is a chain of pages that turns extend. A turn whose chain begins with the whole session continues it; a
-    turn that diverges earlier begins a session of its own, which shares the pages before. Up to `limit` ids of pages
-    are remembered. Above that, sessions without a copy in any tier are forgotten, the longest idle first; the last
-    session is kept.
+    A session is a chain of pages that turns extend. A turn whose chain begins with the whole session continues the
+    session; a turn that diverges earlier begins a new session, which shares the pages before the fork. At most `limit`
+    ids of pages are remembered: above that, sessions without a copy in any tier are forgotten, the longest idle first;
+    the last session is kept.
 
-    Each node has a slot in the arrays: `parent` is a slot, or -1; `tip_s` is when the session that ends in the node was
-    last active (-inf: none ends there); `used_s` and `uses` are when and how often a turn used all its pages; `answer`
-    is how many pages the last answer has.
+    Each node has a slot in the arrays: `parent` is the parent's slot, or -1; `tip_s` is the last activity of the
+    session that ends in the node (-inf: none ends there); `used_s` and `uses` are the time of the last turn, and the
+    number of turns, that used all its pages; `answer` is the number of pages of the last answer.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.now_s = 0.0
-        self.size = 0  # slots that have ever been used
+        self.size = 0  # number of slots ever used
         self.parent: NDArray[np.int64] = np.full(64, -1)
         self.tip_s: NDArray[np.float64] = np.full(64, -math.inf)
         self.used_s: NDArray[np.float64] = np.zeros(64)
@@ -71,7 +71,7 @@ class History:
         self._free: list[int] = []
         self._nodes: dict[PageId, PageRun] = {}
         self._depths: dict[PageId, int] = {}
-        self._idle: OrderedDict[int, PageRun] = OrderedDict()  # nodes to forget first, by slot
+        self._idle: OrderedDict[int, PageRun] = OrderedDict()  # nodes by slot, next to forget first
         self._watchers: list[Watcher] = []
 
     def __len__(self) -> int:
@@ -82,15 +82,15 @@ class History:
         self._watchers.append(watcher)
 
     def begin(self, chain: Sequence[PageId], now_s: float) -> None:
-        """Note the arrival of a turn whose prompt has these full pages, in order; `now_s` never goes back."""
+        """Record the arrival of a turn whose prompt has the full pages `chain`; `now_s` must never decrease."""
         self._take(chain, now_s, begins=True)
 
     def end(self, chain: Sequence[PageId], now_s: float) -> None:
-        """Note the end of a turn; `chain` now holds the answer's full pages, too."""
+        """Record the end of a turn; `chain` includes the answer's full pages."""
         self._take(chain, now_s, begins=False)
 
     def depth(self, page: PageId) -> int:
-        """Return the page's position in the chains that contain it; 0 if none does."""
+        """Return the page's position in its chains; 0 if no chain contains it."""
         return self._depths.get(page, 0)
 
     def node(self, page: PageId) -> PageRun:
@@ -103,18 +103,18 @@ class History:
         return self.now_s if node is None else float(self.used_s[node.slot])
 
     def idleness(self, now_s: float) -> NDArray[np.float64]:
-        """Return 1 / idle seconds by slot, summed over the sessions that end at the node or below it."""
+        """Return by slot the sum of 1 / idle seconds over the sessions that end at the node or below it."""
         tip_s = self.tip_s[: self.size]
         rates = np.where(tip_s > -math.inf, 1 / np.maximum(now_s - tip_s, FLOOR_S), 0.0)
         return self._sum_up(rates)
 
     def _sum_up(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each slot the sum over itself and everything below it."""
+        """Return for each slot the sum of `rates` over the node and all nodes below it."""
         sums = rates.copy()
         parents = self.parent[: self.size]
         slots = np.flatnonzero(parents >= 0)
         carried = rates[slots]
-        while slots.size:  # once per level of the tree, over fewer and fewer nodes
+        while slots.size:  # one pass per level of the tree, over fewer and fewer nodes
             level = np.bincount(parents[slots], carried, self.size).astype(np.float64, copy=False)
             sums += level
             slots = np.flatnonzero((level > 0) & (parents >= 0))
@@ -122,11 +122,11 @@ class History:
         return sums
 
     def hazards(self, now_s: float) -> NDArray[np.float64]:
-        """Return the learned rate of return by slot, summed over the turns that end at the node or below it."""
+        """Return by slot the learned rates of return, summed over the turns that end at the node or below it."""
         return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
     def hold(self, page: PageId) -> PageRun:
-        """Note a new copy in a tier and return its node; a page in no chain is a session of its own, used just now."""
+        """Record a new copy in a tier and return its node; a page in no chain becomes a session, used just now."""
         node = self._nodes.get(page)
         if node is None:
             node = self._nodes[page] = self._new(0, [page], named=False)
@@ -137,7 +137,7 @@ class History:
         return node
 
     def drop(self, page: PageId) -> PageRun:
-        """Note that a tier has lost a copy, and return its node."""
+        """Record that a tier has lost a copy, and return its node."""
         node = self._nodes[page]
         node.copies -= 1
         if node.named:
@@ -176,13 +176,13 @@ class History:
         self._forget()
 
     def _note(self, path: list[PageRun], answer: int, *, begins: bool) -> None:
-        """Note that a turn used these nodes, or that it has ended there with `answer` pages of answer."""
+        """Record that a turn used these nodes, or ended there with `answer` pages of answer."""
         for node in path:
             self.used_s[node.slot] = self.now_s
             self.uses[node.slot] += begins
             if not begins:
                 self.answer[node.slot] = answer
-                # A prompt shorter than a page begins no chain: the turn is known by its end only.
+                # A prompt shorter than a page has no chain: only the turn's end is recorded.
                 self.uses[node.slot] = max(1, self.uses[node.slot])
             self._classify(node, NEVER if begins else self.now_s)
         self._turns += begins
@@ -196,7 +196,7 @@ class History:
         self._hazard.enter(slot, kind, size, counted_s)
 
     def _walk(self, chain: Sequence[PageId]) -> tuple[list[PageRun], int]:
-        """Return the nodes that the chain enters, and how many of its pages are known."""
+        """Return the nodes along the chain, and the number of the chain's known pages."""
         path: list[PageRun] = []
         known = 0
         while known < len(chain):
@@ -240,7 +240,7 @@ class History:
         return PageRun(slot, start, pages, named=named)
 
     def _split(self, node: PageRun, at: int) -> PageRun:
-        """Cut a node in two; return the new one, of its first `at` pages. The session ends in the other, as before."""
+        """Split a node in two; return the new node, with the first `at` pages. The session ends in the old one."""
         upper = self._new(node.start, node.pages[:at])
         self._hang(upper, node.parent)
         for array in (self.used_s, self.uses, self.answer):
@@ -250,7 +250,7 @@ class History:
         node.parent, self.parent[node.slot] = upper, upper.slot
         for page in upper.pages:
             self._nodes[page] = upper
-        self._classify(node, self.now_s)  # the node goes on being idle, as another kind
+        self._classify(node, self.now_s)  # the node's idle time continues under its new kind
         self._tell(node, upper)
         return upper
 
@@ -267,7 +267,7 @@ class History:
         node.parent, self.parent[node.slot] = parent, -1 if parent is None else parent.slot
 
     def _append(self, node: PageRun, pages: list[PageId]) -> None:
-        """Give a node more pages, some of which a tier may have held before a chain contained them."""
+        """Add pages to a node; a tier may already hold some of them, from before any chain contained them."""
         for depth, page in enumerate(pages, node.end):
             before = self._nodes.get(page)
             self._nodes[page], self._depths[page] = node, depth
@@ -284,14 +284,14 @@ class History:
         self._consider(target)
 
     def _consider(self, node: PageRun, *, last: bool = True) -> None:
-        """Note whether a node may be forgotten: a leaf without copies may, after the others if `last`."""
+        """Record whether a node may be forgotten: a leaf without copies may; with `last` after all other nodes."""
         self._idle.pop(node.slot, None)
         if not node.copies and not node.children:
             self._idle[node.slot] = node
             self._idle.move_to_end(node.slot, last=last)
 
     def _forget(self) -> None:
-        # The last node is kept: its turn may be running.
+        # The last node is kept, since its turn may be running.
         while len(self._idle) > 1 and len(self._nodes) > self.limit:
             _, node = self._idle.popitem(last=False)
             parent = node.parent
@@ -300,7 +300,7 @@ class History:
                 self._depths.pop(page, None)
             if parent is not None:
                 parent.children -= 1
-                # The rest of the session ends in the parent, unless another session does.
+                # The shortened session ends in the parent, unless another session ends there.
                 if self.tip_s[parent.slot] == -math.inf:
                     self.tip_s[parent.slot] = self.tip_s[node.slot]
                 self._consider(parent, last=False)

@@ -1,4 +1,4 @@
-"""Eviction policies: the order in which a tier drops its copies; each tier has a policy, and all share one history."""
+"""Eviction policies: the order in which a tier drops its copies. Each tier has a policy; all share one history."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Policy(Watcher, Protocol):
     """The order in which a tier drops its copies. All copies of a tier have the same number of bytes."""
 
     def add(self, page: PageId, back_s: float = math.inf) -> None:
-        """Note a copy that may be dropped, or the new `back_s` of a copy noted before.
+        """Add a copy that may be dropped, or update `back_s` of an added copy.
 
-        `back_s` is the seconds to fetch the page back from the next tier that holds it (inf: none does).
+        `back_s` is the seconds to fetch the page back from the next tier that holds it (inf: no tier does).
         """
 
     def discard(self, page: PageId) -> None:
-        """Note that a copy is gone or in use, so that it may not be dropped; a copy not noted before is ignored."""
+        """Remove a copy that is gone or in use, so that it may not be dropped; an unknown copy is ignored."""
 
     def victims(self, count: int, now_s: float) -> list[PageId]:
-        """Return the `count` pages to drop first, least value first, or all there are; all of them stay noted."""
+        """Return the first `count` pages to drop, or all, least value first; none is removed from the policy."""
 
     def __len__(self) -> int: ...
 
 
 def make_policy(name: str, history: History, price: Price) -> Policy:
-    """Return a tier's policy by name; ValueError if there is none of that name.
+    """Return a policy by name; ValueError for an unknown name.
 
-    `price` returns, for positions of pages in their chain (0-based), the seconds to recompute a page there.
+    `price` returns the seconds to recompute pages, by their positions in the chain (0-based).
     """
     policy: Policy
     match name:
@@ -57,7 +57,7 @@ def make_policy(name: str, history: History, price: Price) -> Policy:
 
 
 class Lru:
-    """Drops the pages that no turn has used for longest; among the pages of one turn, leading ones first."""
+    """LRU: drops the pages that no turn has used for the longest time; among one turn's pages, leading ones first."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[PageId, None] = OrderedDict()
@@ -74,13 +74,13 @@ class Lru:
         self._pages.pop(page, None)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages, in order."""
+        """Record that a turn used these pages, in order."""
         for page in chain:
             if page in self._pages:
                 self._pages.move_to_end(page)
 
     def moved(self, source: PageRun, target: PageRun) -> int:  # noqa: ARG002 - it keeps nothing by node
-        """Pages have another node, of which this policy holds none."""
+        """Return 0, since this policy keeps no data by node."""
         return 0
 
     def victims(self, count: int, now_s: float) -> list[PageId]:  # noqa: ARG002 - order, not time
@@ -118,14 +118,14 @@ class LruConversation:
                 del self._parts[last_s]
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages."""
+        """Record that a turn used these pages."""
         for page in chain:
             if page in self._last_s:
                 self.discard(page)
                 self._put(page, self._history.now_s)
 
     def moved(self, source: PageRun, target: PageRun) -> int:  # noqa: ARG002 - it keeps nothing by node
-        """Pages have another node, of which this policy holds none."""
+        """Return 0, since this policy keeps no data by node."""
         return 0
 
     def victims(self, count: int, now_s: float) -> list[PageId]:  # noqa: ARG002 - order, not time
@@ -178,14 +178,14 @@ class S3Fifo:
         self._offered.discard(page)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """A turn used these pages."""
+        """Record that a turn used these pages."""
         for page in chain:
             for queue in (self._small, self._main):
                 if page in queue:
                     queue[page] = min(3, queue[page] + 1)
 
     def moved(self, source: PageRun, target: PageRun) -> int:  # noqa: ARG002 - it keeps nothing by node
-        """Pages have another node, of which this policy holds none."""
+        """Return 0, since this policy keeps no data by node."""
         return 0
 
     def victims(self, count: int, now_s: float) -> list[PageId]:  # noqa: ARG002 - order, not time

@@ -1,4 +1,4 @@
-"""Eviction by value: seconds that a copy saves, times the rate at which its sessions return."""
+"""Eviction by value: the seconds that a copy saves, times the rate at which its sessions return."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from engine.decoder.kv.eviction.history import History, PageRun
 
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Rates = Callable[[float], NDArray[np.float64]]
-ASKED = 4096  # copies after which prices are computed anew, since a worker refits its costs
+ASKED = 4096  # prices are recomputed after as many copies, since a worker refits its costs
 Entry = tuple[float, int, PageId, float]  # seconds saved, position in the chain, page, back_s
 
 
 class NodeCopies:
-    """A tier's copies of one node's pages: the cheapest to get back comes first, among equals the leading one."""
+    """A tier's copies of one node's pages: the cheapest to restore first, among equals the leading one."""
 
     __slots__ = ("count", "entries")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []  # a heap; some are out of date
+        self.entries: list[Entry] = []  # a heap, some of whose entries are out of date
         self.count = 0
 
 
 class ValuePolicy:
     """Drops the copy of least value = min(seconds to recompute, seconds to fetch back) x rate of return.
 
-    Among equals the leading page goes first. All pages of a node have the same rate, so its cheapest page stands for
-    all. Prices are computed as copies are added, and again every ASKED copies.
+    Among equals the leading page goes first. All pages of a node have the same rate, so the node's cheapest page
+    represents all. Prices are computed when copies are added, and again every ASKED copies.
     """
 
     def __init__(self, history: History, price: Price, rates: Rates) -> None:
@@ -41,7 +41,7 @@ class ValuePolicy:
         self._added = 0
         self._held: dict[PageId, Entry] = {}
         self._shelves: dict[int, NodeCopies] = {}
-        # Of a shelf's first entry, by slot: seconds saved (inf: the shelf is empty), and position.
+        # The first entry of each node's copies, by slot: seconds saved (inf: no copies), and position.
         self._least: NDArray[np.float64] = np.full(64, math.inf)
         self._depth: NDArray[np.int64] = np.zeros(64, np.int64)
 
@@ -73,17 +73,17 @@ class ValuePolicy:
         self._history.drop(page)
 
     def used(self, chain: Sequence[PageId]) -> None:
-        """Do nothing: the history notes the turn."""
+        """Do nothing, since the history records the turn."""
 
     def moved(self, source: PageRun, target: PageRun) -> int:
-        """Move the copies that belong to `target` from the shelf of `source`; return how many these are."""
+        """Move the copies of `target`'s pages from `source`'s copies; return their number."""
         shelf = self._shelves.pop(source.slot, None)
         if shelf is None:
             return 0
         parts: dict[PageRun, list[Entry]] = {source: [], target: []}
         for entry in self._current(shelf):
             page, back_s = entry[2:]
-            if not source.named:  # the page's position was not known before
+            if not source.named:  # the page's position was unknown until now
                 self._held[page] = self._entry(page, back_s)
             parts[self._history.node(page)].append(self._held[page])
         for node, part in parts.items():
@@ -146,11 +146,11 @@ class ValuePolicy:
         return min(back_s, float(self._prices[depth])), depth, page, back_s
 
     def _current(self, shelf: NodeCopies) -> list[Entry]:
-        """Return the entries of a shelf that are up to date, each once."""
+        """Return a node's copies that are up to date, each once."""
         return [entry for entry in shelf.entries if self._held.get(entry[2]) is entry]
 
     def _refresh(self, node: PageRun) -> None:
-        """Bring a shelf's first entry up to date."""
+        """Bring the first entry of a node's copies up to date."""
         slot = node.slot
         self._grow()
         shelf = self._shelves.get(slot)

@@ -1,6 +1,6 @@
-"""Gemma 2, and Gemma 3 as far as it reads text: norms around attention and MLP, local and global layers.
+"""Gemma 2, and the text part of Gemma 3: norms around attention and MLP, local and global layers.
 
-The weights of norms are offsets from 1. Words' vectors are scaled by the root of their size.
+The stored weights of norms are offsets from 1. Token embeddings are scaled by the square root of their size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parse_gemma3(fields: ConfigFields) -> DecoderSpec:
     """Build the spec of a Gemma 3 for text; ConfigError names the field that cannot be served."""
     fields = fields.over(_DEFAULTS3)
     local, everywhere = _rotation(fields, "sliding_attention"), _rotation(fields, "full_attention")
-    # it knows no cap of scores, whatever the file says
+    # Gemma 3 caps no attention scores, even if the file has a cap
     spec = _gemma(fields, every=fields.count("sliding_window_pattern"), rope=everywhere)
     ropes = tuple(everywhere if window is None else local for window in spec.windows)
     if len({rope.short_context for rope in ropes if rope.short_context}) > 1:
@@ -65,14 +65,14 @@ def parse_gemma3(fields: ConfigFields) -> DecoderSpec:
 
 
 def parse_gemma3_with_images(fields: ConfigFields) -> DecoderSpec:
-    """Build the spec of what reads text in a Gemma 3 that also sees; ConfigError names the field that cannot be served.
+    """Build the spec of the text part of a Gemma 3 with images; ConfigError names the field that cannot be served.
 
     Images are not served.
     """
     text = fields.config.get("text_config")
     if not isinstance(text, dict):
         raise fields.wrong("text_config", "an object")
-    # the head is that of the whole model, which ties it to the words' vectors by its own field and caps nothing
+    # the head belongs to the whole model, whose own field ties it to the token embeddings, and which caps no logits
     tied = fields.over({"tie_word_embeddings": True}).flag("tie_word_embeddings")
     within = {**text, "model_type": "gemma3", "tie_word_embeddings": tied}
     spec = parse_gemma3(ConfigFields(within, f"{fields.where}: text_config"))
@@ -80,7 +80,7 @@ def parse_gemma3_with_images(fields: ConfigFields) -> DecoderSpec:
 
 
 def _gemma(fields: ConfigFields, *, every: int, rope: RopeSpec | None) -> DecoderSpec:
-    """Return what Gemma 2 and 3 share; one layer of `every` sees all, if the file does not say which."""
+    """Return the spec as far as Gemma 2 and 3 agree; by default one layer in `every` is global."""
     if fields.config.get("use_bidirectional_attention") not in (None, False):
         raise fields.wrong("use_bidirectional_attention", "false")
     spec = plain_decoder(fields, rope=rope, activation="hidden_activation")
@@ -105,7 +105,7 @@ def _gemma(fields: ConfigFields, *, every: int, rope: RopeSpec | None) -> Decode
 
 
 def _rotation(fields: ConfigFields, kind: str) -> RopeSpec:
-    """Return the rotation of one kind of layers; `rope_scaling` is that of the layers that see all."""
+    """Return the rotation of local or of global layers; `rope_scaling` applies to global layers."""
     config, head_dim = fields.config, fields.count("head_dim")
     given, older = config.get("rope_parameters"), config.get("rope_scaling")
     if not isinstance(given, dict | None):

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers of words' vectors, scores, residuals and logits."""
+"""Granite 3: Llama with multipliers of token embeddings, attention scores, residuals and logits."""
 
 from __future__ import annotations
 

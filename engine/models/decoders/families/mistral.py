@@ -1,4 +1,4 @@
-"""Mistral: one window for all layers, and no bias whatever the file says."""
+"""Mistral: one window for all layers, and never a bias."""
 
 from __future__ import annotations
 

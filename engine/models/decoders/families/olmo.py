@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and MLP, and of queries and keys whole."""
+"""OLMo 2: norms after attention and MLP, and norms of queries and keys over all heads together."""
 
 from __future__ import annotations
 

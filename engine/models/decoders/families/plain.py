@@ -1,4 +1,4 @@
-"""The decoder that all families vary: Llama's, with every size read and no bias, window or scale of its own."""
+"""The plain decoder, of which all families are variants: Llama's, with no bias, window or scale."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from engine.models.decoders.fields import ConfigFields
 from engine.models.decoders.rope import RopeSpec, parse_rope
 from engine.models.decoders.spec import DecoderSpec
 
-# No model comes near; what is larger is a mistake, and would be allocated before it is found.
+# No model comes near these sizes; a larger number is a mistake, which must be found before memory is allocated.
 _LAYERS, _HEADS, _WIDTH, _VOCABULARY = 4096, 1 << 14, 1 << 20, 1 << 24
 
 
 def plain_decoder(
     fields: ConfigFields, *, rope: RopeSpec | None = None, activation: str = "hidden_act"
 ) -> DecoderSpec:
-    """Return the plain decoder of a configuration's sizes; `activation` names the field.
+    """Return the plain decoder with a configuration's sizes; `activation` is the name of the activation's field.
 
-    All layers have the rotation `rope`, or the one that is read. ConfigError names a field that cannot be served.
+    All layers have the rotation `rope`, by default the configuration's. ConfigError names an unsupported field.
     """
     layers = fields.count("num_hidden_layers", most=_LAYERS)
     hidden = fields.count("hidden_size", most=_WIDTH)

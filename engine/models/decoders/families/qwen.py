@@ -1,4 +1,4 @@
-"""Qwen 2 (and 2.5) and Qwen 3: windows in some layers, if use_sliding_window says so."""
+"""Qwen 2, 2.5 and 3: windows in some layers, if use_sliding_window is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_laye
 
 def parse_qwen2(fields: ConfigFields) -> DecoderSpec:
     """Build the spec of a Qwen 2; ConfigError names the field that cannot be served."""
-    # the biases are part of its code, not of its configuration
+    # the biases of Qwen 2 are fixed in transformers' code, not in its configuration
     return dataclasses.replace(_windowed(fields.over(_DEFAULTS)), qkv_bias=True)
 
 

@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama with layers that are not rotated, which may have a window."""
+"""SmolLM 3: Llama with some layers without rotation, which may have a window."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse(fields: ConfigFields) -> DecoderSpec:
     kinds = [
         "full_attention" if turns or window is None else "sliding_attention" for turns in rotated
     ]
-    # layers that the file says are local are so by their mask, whether or not use_sliding_window says so
+    # transformers masks layers listed as sliding_attention even where use_sliding_window is false
     kinds = list(fields.layer_kinds(spec.layers, kinds))
     return dataclasses.replace(
         spec,
@@ -38,7 +38,7 @@ def parse(fields: ConfigFields) -> DecoderSpec:
 
 
 def _rotated(fields: ConfigFields, layers: int) -> list[bool]:
-    """Return which layers are rotated: those with a 1 in `no_rope_layers`, whatever its name suggests."""
+    """Return which layers are rotated: those with a 1 in `no_rope_layers`, contrary to the field's name."""
     given = fields.config.get("no_rope_layers")
     if given is None:
         every = fields.count("no_rope_layer_interval")
