@@ -1,4 +1,4 @@
-"""The retrieval database: chunks of tokens, each with its continuation in its document (PipeRAG, section 5.2)."""
+"""The retrieval database: chunks of tokens, each with what follows it in its document (PipeRAG, section 5.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Neighbour(NamedTuple):
     def value(self, tokens: int, shift: int = 0) -> list[int]:
         """Return `tokens` tokens from `shift` tokens after the chunk's begin, filled with PAD at the document's end.
 
-        This is Shift of section 5.3: a stale query's neighbour loses its first tokens and gains as many later ones.
+        This is Shift of section 5.3: what a stale query found loses its first tokens, and is refilled to its length.
         """
         begin = self.begin + shift
         found: list[int] = self.document[begin : begin + tokens].tolist()
@@ -33,13 +33,13 @@ class Neighbour(NamedTuple):
 
 
 def values(found: Sequence[Neighbour], k: int, tokens: int, shift: int = 0) -> list[list[int]]:
-    """Return the values of the first `k` neighbours; missing neighbours consist of PAD."""
+    """Return the values of the first `k` neighbours; PAD stands for those that were not found."""
     rows = [each.value(tokens, shift) for each in found[:k]]
     return rows + [[PAD] * tokens for _ in range(k - len(rows))]
 
 
 class ChunkDatabase:
-    """Chunks of documents with their vectors, searched exactly; `embed` returns a unit vector for each token list."""
+    """Chunks of documents by vector, searched exactly; `embed` gives one unit vector for each token list."""
 
     def __init__(self, documents: Sequence[Sequence[int]], chunk: int, embed: Embed) -> None:
         self._embed = embed

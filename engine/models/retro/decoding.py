@@ -1,4 +1,4 @@
-"""Incremental decoding with RETRO: reads one token at a time, and keeps the keys and values of earlier tokens."""
+"""Incremental decoding: one token at a time, with the keys and values of earlier ones kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.models.retro.network import (
 class RetroDecoder:
     """The state of `batch` sequences of one length: kept keys and values, and the neighbours in effect.
 
-    The network's window bounds the memory for any length. Logits equal those of the network's `forward`.
+    Memory is bounded by the network's window, whatever the length. Logits equal those of the network's `forward`.
     """
 
     def __init__(self, network: RetroNetwork, batch: int = 1) -> None:
@@ -27,21 +27,21 @@ class RetroDecoder:
         shape = (batch, config.heads, 2 * config.window, config.dim)
         self._keys = [torch.zeros(shape) for _ in range(config.layers)]
         self._values = [torch.zeros(shape) for _ in range(config.layers)]
-        self._held = 0  # the number of kept tokens; the last of them is at position `length` - 1
+        self._held = 0  # of the kept tokens; the last one is at `length` - 1
         self.length = 0
         self._neighbours: EncodedNeighbours | None = None
         self._point = 0
 
     def attend_to(self, neighbours: Tensor) -> None:
-        """Attend to these neighbours [batch, k, value] from the next token read on.
+        """Have the next token read, and later ones, attend to these neighbours [batch, k, value].
 
-        The next token read must be the last token that was known when the neighbours were retrieved.
+        The next token read is the last one that was known when they were retrieved.
         """
         self._neighbours = self._network.encode(neighbours)
         self._point = self.length + 1
 
     def read(self, ids: Tensor) -> Tensor:
-        """Read tokens [batch, tokens], at most one window; return logits [batch, tokens, vocabulary]."""
+        """Read tokens [batch, tokens], a window of them at most; return logits [batch, tokens, vocabulary]."""
         network, config, tokens = self._network, self._network.config, ids.shape[1]
         self._make_room(tokens)
         places = torch.arange(self.length, self.length + tokens)

@@ -21,7 +21,7 @@ KIND = "spillway-retro"
 
 
 def load_retro(directory: Path = SHIPPED) -> RetroNetwork:
-    """Load the network from a directory, in float32, ready to generate; ConfigError names a missing or wrong file."""
+    """Return the network of a directory, in float32, ready to generate; ConfigError says what is missing or wrong."""
     try:
         given: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -39,7 +39,7 @@ def load_retro(directory: Path = SHIPPED) -> RetroNetwork:
 
 
 def save_retro(network: RetroNetwork, directory: Path) -> None:
-    """Write a network's weights, in bfloat16, and its shape into an existing directory."""
+    """Write a network's weights, in bfloat16, and its shape into a directory that exists."""
     half = {n: w.detach().to(torch.bfloat16).contiguous() for n, w in network.state_dict().items()}
     save_file(half, directory / "model.safetensors", {"format": "pt"})
     config = {"model_type": KIND, **dataclasses.asdict(network.config)}

@@ -1,4 +1,4 @@
-"""Generation with a retrieval per interval, which either interrupts generation or runs beside it (PipeRAG, 5.3)."""
+"""Generation with retrieval at an interval: in turn with it, or with the next retrieval beside it (PipeRAG, 5.3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WindowRetrieval(NamedTuple):
 
 @dataclass(slots=True)
 class GeneratedText:
-    """The generated tokens, without the prompt, and the retrievals made for them, in order."""
+    """The tokens generated, the prompt's left out, and the retrievals made for them, in order."""
 
     tokens: list[int] = field(default_factory=list)
     retrievals: list[WindowRetrieval] = field(default_factory=list)
@@ -55,7 +55,7 @@ def greedy(logits: Tensor) -> int:
 
 
 class RetroGenerator:
-    """Generates text with a network; it keeps no state between two texts, so threads may share it."""
+    """Generates with a network; holds no state between two texts, so threads may share it."""
 
     def __init__(self, network: RetroNetwork, clock: Clock = SYSTEM) -> None:
         self._network = network
@@ -73,14 +73,13 @@ class RetroGenerator:
         pipelined: bool = True,
         choose: Choose = greedy,
     ) -> GeneratedText:
-        """Return `tokens` tokens after a `prompt` of at least one; retrieve at the prompt's end and every `interval`.
+        """Return `tokens` tokens after `prompt` (at least one token), with a retrieval at its end and every `interval`.
 
-        `retrieve` gets the last tokens of a text, at most a chunk, and returns neighbours, best first. The query of a
-        retrieval ends `stale` tokens (0 to `interval`) before the place where its neighbours take effect, and the
-        neighbours are shifted by as many tokens; the first query is not stale. `stale` None means a whole interval if
-        `pipelined`, else 0. If `pipelined`, a retrieval runs in a thread as soon as its query is known; otherwise
-        generation waits for the whole retrieval. Both produce the same text at the same staleness. Without `retrieve`
-        the network generates without neighbours.
+        `retrieve` gets the last tokens of a text, a chunk at most, and returns neighbours, best first. The query of a
+        retrieval ends `stale` tokens (0 to `interval`) before the place where it takes effect, and what it finds is
+        shifted by as many; the first query is not stale. None is a whole interval if `pipelined`, else 0. If
+        `pipelined`, a retrieval runs in a thread from the moment its query is known; otherwise generation waits for all
+        of it. Both give the same text at the same staleness. Without `retrieve` the network generates alone.
         """
         if stale is None:
             stale = interval if pipelined else 0
@@ -101,7 +100,7 @@ class RetroGenerator:
 
 
 class _Course:
-    """One text being generated: its tokens, its decoder, and the requested retrievals that are not used yet."""
+    """One text under way: its tokens, its decoder, and the retrievals asked for and not yet used."""
 
     def __init__(
         self,
@@ -123,13 +122,13 @@ class _Course:
         self.found = GeneratedText()
 
     def ask(self) -> None:
-        """Request a retrieval for the text's last tokens: it runs in the pool, or else when its result is needed."""
+        """Ask by the last tokens of the text: at once in the pool, or when the answer is needed."""
         window = self._text[-self._config.chunk :]
         pool = self._pool
         self._asked.append(window if pool is None else pool.submit(self._answer, window))
 
     def renew(self) -> None:
-        """Wait for the oldest requested retrieval (request one if there is none) and use its neighbours from now on."""
+        """Wait for the oldest retrieval asked for (for a new one if there is none) and put it into effect."""
         if self._retrieve is None:
             return
         stale = self._stale if self._asked else 0

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
 
-PAD = 0  # padding of a neighbour after its document's end; never attended to
+PAD = 0  # fills a neighbour up where its document ends; never attended to
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class RetroConfig:
     encoder_layers: int = 2
     encoder_ffn: int = 256
     cross: tuple[int, ...] = (1, 3)
-    chunk: int = 64  # tokens of a chunk; a neighbour has two chunks: the match and its continuation
+    chunk: int = 64  # tokens of a chunk; a neighbour has two: the chunk and what follows it
     neighbours: int = 2
-    window: int = 512  # the number of tokens that a token attends to, itself included
-    theta: float = 1e8  # large: most dimensions hardly turn within the window, and match content
+    window: int = 512  # how many tokens back a token attends to, itself included
+    theta: float = 1e8  # most dimensions hardly turn within the window: they match content
     eps: float = 1e-5
 
     @property
     def dim(self) -> int:
-        """The width of one head."""
+        """Width of one head."""
         return self.hidden // self.heads
 
     @property
     def value(self) -> int:
-        """The number of tokens of one neighbour."""
+        """Tokens of one neighbour."""
         return 2 * self.chunk
 
 
@@ -68,10 +68,10 @@ def rotate(x: Tensor, turn: Turn) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-    """Return attention of `q` to `k` and `v` [n, heads, tokens, dim] where `seen`; `seen` None: causal attention.
+    """Return attention of `q` to `k` and `v` [n, heads, tokens, dim], where `seen`; None: to the earlier tokens.
 
-    While gradients are recorded, attention is computed by separate operations: in bfloat16 on a CPU their backward pass
-    takes a third of the fused operation's time.
+    While gradients are kept, it is computed by its parts: in bfloat16 on a CPU their backward pass takes a third of the
+    fused one's time.
     """
     if not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
@@ -84,7 +84,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
 
 
 class GatedFeedForward(nn.Module):
-    """A SwiGLU feed-forward block, after a norm."""
+    """SwiGLU, after a norm."""
 
     def __init__(self, width: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the addend to the residual stream."""
+        """Return what is added to the residual stream."""
         gate, up = self.gate_up(self.norm(x)).chunk(2, -1)
         out: Tensor = self.down(F.silu(gate) * up)
         return out
@@ -117,7 +117,7 @@ class SelfAttention(nn.Module):
         return rotate(q, turn), rotate(k, turn), v
 
     def join(self, heads: Tensor) -> Tensor:
-        """Return the addend to the residual stream, from the heads' results."""
+        """Return what is added to the residual stream, from the heads' results."""
         out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return out
 
@@ -125,7 +125,7 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of an interval's positions to the encoded neighbours of its retrieval, after a norm.
 
-    A key and a value of zeros are added to the neighbours', so that attention may choose no neighbour; without
+    A key and a value of zeros stand beside the neighbours', so that attention can find nothing; without
     neighbours the result is zero.
     """
 
@@ -149,7 +149,7 @@ class CrossAttention(nn.Module):
         return F.pad(k, (0, 0, 1, 0)), F.pad(kv[1], (0, 0, 1, 0))
 
     def forward(self, x: Tensor, turn: Turn, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """Return the addend to `x` [n, tokens, hidden]; `seen` [n, 1 + keys] marks the keys to attend to."""
+        """Return what is added to `x` [n, tokens, hidden]; `seen` [n, 1 + keys] says which keys count."""
         n, tokens, _ = x.shape
         q = self.query(self.norm(x)).view(n, tokens, self.config.heads, self.config.dim)
         q = rotate(q.transpose(1, 2), turn)
@@ -167,7 +167,7 @@ class NeighbourLayer(nn.Module):
         self.feed = GatedFeedForward(config.encoder_hidden, config.encoder_ffn, config.eps)
 
     def forward(self, x: Tensor, turn: Turn, seen: Tensor) -> Tensor:
-        """Return the residual stream after this layer; `seen` [n, tokens] marks the keys to attend to."""
+        """Return the residual stream after this layer; `seen` [n, tokens] says which keys count."""
         q, k, v = self.attention.project(x, turn)
         heads = attend(q, k, v, seen[:, None, None])
         x = x + self.attention.join(heads)
@@ -209,7 +209,7 @@ class RetroLayer(nn.Module):
 class EncodedNeighbours:
     """Keys and values of one retrieval (or several, by the first dimension), for each layer that attends to them.
 
-    `seen` [n, 1 + k * value] marks the keys to attend to.
+    `seen` [n, 1 + k * value] says which keys count.
     """
 
     keys: tuple[Tensor, ...]
@@ -235,11 +235,11 @@ class RetroNetwork(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, RetroLayer)]
 
     def encode(self, neighbours: Tensor) -> EncodedNeighbours:
-        """Encode token ids [n, k, value] of n retrievals' neighbours; PAD stands after a document's end."""
+        """Encode token ids [n, k, value] of n retrievals' neighbours; PAD fills what a document lacks."""
         n, k, tokens = neighbours.shape
         flat = neighbours.reshape(n * k, tokens)
         seen = flat != PAD
-        # Attention needs a key: a neighbour of only padding attends to its own first token, and no other token does.
+        # Attention needs a key: a neighbour of padding alone attends to its first token, and nobody attends to it.
         keys = seen.clone()
         keys[:, 0] = True
         encoded = self.encoder(self.embed(flat), keys).view(n, k * tokens, -1)
@@ -293,5 +293,5 @@ class RetroNetwork(nn.Module):
 
 
 def parameters_of(network: nn.Module) -> int:
-    """Return the number of weights."""
+    """Return how many weights there are."""
     return sum(p.numel() for p in network.parameters())
