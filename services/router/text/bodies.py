@@ -1,4 +1,4 @@
-"""JSON bodies of requests and their decoding: every fault of a body is an InvalidRequest that names it."""
+"""JSON bodies of requests and their decoding: every fault of a body is an InvalidRequest that names the fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EmbeddingsBody(Struct, frozen=True):
 
 
 class TeiEmbedBody(Struct, frozen=True):
-    """POST /embed, TEI's."""
+    """POST /embed, in TEI's shape."""
 
     inputs: str | list[str | int | list[int]]
     model: ModelName | None = None
@@ -71,7 +71,7 @@ class RerankBody(Struct, frozen=True):
 
 
 class RerankV2Body(Struct, frozen=True):
-    """POST /v2/rerank, Cohere's; each document counts with its first `max_tokens_per_doc` tokens."""
+    """POST /v2/rerank, in Cohere's shape; only the first `max_tokens_per_doc` tokens of a document are scored."""
 
     query: str
     documents: list[str | TextDocument]
@@ -123,7 +123,7 @@ class DeleteBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/search: one of text, vector, texts and vectors; in mode hybrid two.
+    """POST /v1/collections/{name}/search: exactly one of text, vector, texts and vectors; mode hybrid allows two.
 
     At most one of `effort` and `time_budget_ms`; `ef` and `exact` are older spellings of an effort.
     """
@@ -152,14 +152,14 @@ class SearchBody(Struct, frozen=True, forbid_unknown_fields=True):
 class MoveShardBody(
     Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from", "target": "to"}
 ):
-    """POST /v1/collections/{name}/shards/{shard}/move; without `from` it is added, without `to` one is chosen."""
+    """POST /v1/collections/{name}/shards/{shard}/move; no `from` adds a replica, no `to` lets the router choose."""
 
     source: ModelName | None = None
     target: ModelName | None = None
 
 
 class DropReplicaBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/shards/{shard}/drop: the replica to do without."""
+    """POST /v1/collections/{name}/shards/{shard}/drop: the replica to remove."""
 
     replica: ModelName
 
@@ -174,20 +174,20 @@ class TuneBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplicasBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/replicas: how many replicas each shard should have."""
+    """POST /v1/collections/{name}/replicas: the number of replicas of each shard."""
 
     replicas: Annotated[int, Meta(ge=1, le=16)]
 
 
 class MapHitBody(Struct, frozen=True):
-    """A chunk to find on a map; the hits of a search may be given as they came."""
+    """A chunk to place on a map; the hits of a search have this form, too."""
 
     id: str
     chunk: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
 
 
 class MapBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/collections/{name}/map: exactly one of ids, hits and vector; `basis` is that of the map they lie on."""
+    """POST /v1/collections/{name}/map: exactly one of ids, hits and vector; `basis` is the plane of the map."""
 
     ids: Annotated[list[str], Meta(min_length=1, max_length=1000)] | None = None
     hits: Annotated[list[MapHitBody], Meta(min_length=1, max_length=1000)] | None = None
@@ -227,9 +227,9 @@ class SessionImportBody(Struct, frozen=True):
 
 
 class RequestLimits(NamedTuple):
-    """The most texts and tokens of one request, and the most items and tokens of one parcel.
+    """The largest numbers of texts and tokens in a request, and of items and tokens in a parcel.
 
-    `truncate` cuts texts to embed that are too long for the model, where the request does not say.
+    With `truncate`, texts that are too long for the model are cut unless the request says otherwise.
     """
 
     max_texts: int
@@ -274,7 +274,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 
 def check_json(value: Any, param: str) -> None:
-    """Refuse free JSON that is nested deeper than MAX_DEPTH or holds integers beyond 64 bits."""
+    """Refuse JSON that is nested deeper than MAX_DEPTH or holds integers beyond 64 bits."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         if not level:
@@ -320,7 +320,7 @@ def check_id(value: str, param: str) -> str:
 
 
 def pack_vector(values: list[float] | str, dimension: int, metric: str, param: str) -> bytes:
-    """Return float32 bytes of a vector (numbers, or those bytes in base64) of the right dimension, all finite."""
+    """Return a vector's float32 bytes from numbers or base64; InvalidRequest for a wrong size or number."""
     packed = _bytes(values, param) if isinstance(values, str) else array("f", values).tobytes()
     if len(packed) != 4 * dimension:
         raise InvalidRequest(

@@ -49,10 +49,10 @@ from services.router.text.tools import (
 
 
 class SessionHistory(Struct, frozen=True):
-    """A session at the time it was read, with all that rendering and tokenizing its next turn needs.
+    """A session as it was read, with the data for rendering and tokenizing its next turn.
 
-    `said` holds each turn's messages (a JSON list, as rendered) and answer; `tokens` is all of it in tokens, None where
-    it must be tokenized anew.
+    `said` holds each turn's messages (a JSON list, as rendered) and answer; `tokens` are the token ids of the whole
+    history, None if it must be tokenized again.
     """
 
     session: str
@@ -63,7 +63,7 @@ class SessionHistory(Struct, frozen=True):
     tokens: list[int] | None = None
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return all messages so far, the last answer last."""
+        """Return all messages so far in order, answers included."""
         found: list[dict[str, Any]] = []
         for messages, answer in self.said:
             found += msgspec.json.decode(messages, type=list[dict[str, Any]])
@@ -99,7 +99,7 @@ def chat(
     """Parse the body of POST /v1/chat/completions, and render and tokenize its prompt unless it asks for retrieval."""
     body = decode(raw, ChatBody)
     check_chat(body)
-    named = specs[body.model].name if body.model in specs else body.model  # it may be an alias
+    named = specs[body.model].name if body.model in specs else body.model  # it may name an alias
     if history is not None and named not in (None, history.model):
         raise InvalidRequest(
             f"model is {body.model!r}: the session's model is {history.model!r}; leave model out",
@@ -156,14 +156,14 @@ def request_of(body: ChatBody, spec: Spec, scope: str, *, low: bool) -> ChatRequ
 
 
 def marks_of(ask: ChatRequest, made: GenerationSpec) -> AnswerMarks | None:
-    """Return what is to be read from a chat's answer beside content; None if it is all content."""
+    """Return the marks of reasoning and calls in a chat's answer; None if the whole answer is content."""
     if made.thinks:
         return msgspec.structs.replace(ask.marks, reasoning="opened")
     return None if ask.marks == AnswerMarks() else ask.marks
 
 
 def _tool_format(spec: Spec, wish: ToolWish | None) -> ToolFormat | None:
-    """Return the format of the calls that an answer may make; InvalidRequest if the model cannot make them."""
+    """Return the format of an answer's calls, None without tools; InvalidRequest if the model cannot make the calls."""
     if wish is None:
         return None
     form = format_of(spec.chat_template)
@@ -224,10 +224,10 @@ def chat_prompt(
     history: SessionHistory | None = None,
     tools: Tools = (),
 ) -> tuple[list[int], int]:
-    """Return a chat's whole prompt as token ids, and the number of leading tokens that its session has already.
+    """Return a chat's whole prompt as token ids, and the number of leading tokens that the session already has.
 
-    A session's tokens stay as they were generated; where the template does not merely append, everything is rendered
-    and tokenized anew and that count is 0.
+    A session's tokens stay as they were generated. If the template does more than append to the earlier prompt, the
+    whole prompt is tokenized again, and the number is 0.
     """
     earlier = history.messages() if history else []
     together = [*earlier, *messages]
@@ -271,11 +271,11 @@ def generation(
     turn: SessionTurn | None = None,
     param: str = "messages",
 ) -> GenerationSpec:
-    """Return the job of a chat: `messages` replace those of the request where passages were put into them.
+    """Return the job of a chat; `messages`, if given, replace the request's messages, for instance to add passages.
 
-    `retrieval` is what the session keeps of those passages. `forced` is an answer to give instead of computing one.
-    `spec` is this process' own of `ask.model`. `turn` is what it is of a session whose history is in the messages;
-    errors name `param`.
+    `retrieval` is the `retrieval` object that the session keeps. `forced` is an answer that is given instead of a
+    computed one. `spec` is this process' spec of `ask.model`. `turn` is the session's turn, if the messages include the
+    session's history. Errors name `param`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history, ask.tools)
@@ -301,7 +301,7 @@ def generation(
 
 
 def _check_special(encoder: TextEncoder, messages: Messages, tools: Tools) -> None:
-    """Refuse special tokens that are spelt where a template writes them out: in tools, calls and reasoning."""
+    """Refuse tools, calls and reasoning that spell special tokens, since a template writes their texts out."""
     for message in messages:
         apart = [message.get("tool_calls"), message.get("reasoning_content")]
         if any(apart) and encoder.holds_special([json.dumps(apart, ensure_ascii=False)]):

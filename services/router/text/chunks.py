@@ -1,7 +1,7 @@
 """Chunks of a document: split by headings, then by tokens with overlap, each with its place in the text.
 
-Pure: it sees the text and the character offsets of its tokens, so cuts always fall between tokens and a piece's token
-ids are a slice of the document's.
+The functions are pure: they get a text and the character offsets of its tokens, so cuts always fall between tokens, and
+a piece's token ids are a slice of the document's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sections(text: str) -> list[int]:
 
 
 def _boundary(text: str, left: int, right: int) -> int:
-    """Return the quality of a cut between characters `left` and `right` is: paragraph 4, line 3, sentence 2, word 1."""
+    """Return the quality of a cut from character `left` to `right`: paragraph 4, line 3, sentence 2, word 1, none 0."""
     gap = text[left:right]
     if gap.count("\n") > 1:
         return 4
@@ -86,7 +86,7 @@ def _overlapped(offsets: Sequence[tuple[int, int]], first: int, cut: int, overla
 
 
 def _merged(bounds: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """Join sections too small to stand alone (a bare heading) with the next one, while they fit together."""
+    """Join each section too small to stand alone (a bare heading) with the next, if both fit one piece."""
     merged: list[tuple[int, int]] = []
     for first, last in bounds:
         if merged:

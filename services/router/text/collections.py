@@ -28,7 +28,7 @@ MAX_HITS = 100_000
 MAX_COMPARED = 500_000
 MAX_QUERY_CHARACTERS = 8192
 MAX_DEPTH_HITS = 10_000
-FUSED = 50  # so many of each search are fused, or twice k
+FUSED = 50  # the number of hits of each search that are fused; twice k if that is more
 
 
 def _store_item(
@@ -68,7 +68,7 @@ def _store_item(
 def documents(
     raw: bytes, dimension: int, metric: str, limits: RequestLimits, *, embeds: bool
 ) -> tuple[bytes, int, int]:
-    """Parse the body of POST …/documents; returns encoded [StoreItem], the number of texts, and their characters."""
+    """Parse the body of POST …/documents; return encoded [StoreItem], the number of texts, and their characters."""
     body = decode(raw, DocumentsBody)
     check_count(len(body.documents), limits, "documents")
     items = [
@@ -162,7 +162,7 @@ def _effort(body: SearchBody) -> Effort | None:
 
 
 def depth_of(mode: Mode, k: int, mmr: Diversity | None, *, scores: bool = False) -> int:
-    """Return how many of the best of each search are ranked once more, 0 where a search's own order is the result."""
+    """Return the number of each search's best hits that are ranked again; 0 if the search's own order is the result."""
     if mode != "hybrid" and mmr is None and not scores:
         return 0
     fused = max(2 * k, FUSED) if mode == "hybrid" else k
@@ -170,7 +170,7 @@ def depth_of(mode: Mode, k: int, mmr: Diversity | None, *, scores: bool = False)
 
 
 def _mode(body: SearchBody) -> Mode:
-    """Return how a body is searched for; InvalidRequest unless it gives what that needs, and nothing else."""
+    """Return a body's search mode; InvalidRequest unless it has exactly the texts and vectors of that mode."""
     texts = [name for name in ("text", "texts") if getattr(body, name) is not None]
     vectors = [name for name in ("vector", "vectors") if getattr(body, name) is not None]
     if body.mode == "text" and vectors:
@@ -218,7 +218,7 @@ def _check_mmr(body: SearchBody, count: int) -> None:
 
 
 def query_words(texts: Sequence[str], param: str) -> list[str]:
-    """Return texts whose words are searched for, at most so long; empty texts are refused as by an encoder."""
+    """Return texts for a search by words, cut to MAX_QUERY_CHARACTERS; InvalidRequest for an empty text."""
     for index, text in enumerate(texts):
         if not text.strip():
             raise InvalidRequest(
@@ -242,7 +242,7 @@ def _query_tokens(texts: Sequence[str], spec: Spec | None, prompt: str) -> list[
 def chunked(
     texts: Sequence[str], spec: Spec, max_tokens: int, overlap: int, prompt: str
 ) -> list[list[tuple[int, int, list[int]]]]:
-    """Split each text; returns per text its pieces as (start, end, token ids)."""
+    """Split each text; return for each text its pieces as (start, end, token ids)."""
     encoder = load(spec.path)
     limit = min(max_tokens, spec.max_tokens)
     return [

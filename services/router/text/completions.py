@@ -19,7 +19,7 @@ from services.router.text.overflow import BYTES_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 
-_DEFAULT_NEW = 16  # OpenAI's
+_DEFAULT_NEW = 16  # OpenAI's default
 
 
 class CompletionRequest(Struct, frozen=True):

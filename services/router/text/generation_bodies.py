@@ -37,7 +37,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ContentPart(Struct, frozen=True):
-    """One part of a message's content; only `type` "text" is taken."""
+    """One part of a message's content; only `type` "text" is accepted."""
 
     type: str
     text: str | None = None
@@ -63,7 +63,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`retrieval.rewrite`: who rewrites a follow-up question, by default the chat's model, and how long it may be."""
+    """`retrieval.rewrite`: a model (by default the chat's) or a rule rewrites a follow-up question."""
 
     by: Literal["model", "rule"] = "model"
     model: ModelName | None = None
@@ -71,14 +71,14 @@ class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RerankOptionsBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`retrieval.rerank`: the cross-encoder, and how many hits it scores: 16, or k if that is more."""
+    """`retrieval.rerank`: the cross-encoder, and the number of hits that it scores: 16, or k if that is more."""
 
     model: ModelName | None = None
     candidates: Annotated[int, Meta(ge=1, le=MAX_K)] | None = None
 
 
 class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`retrieval` of a chat request: search `collection` for the last user message and answer from what is found."""
+    """`retrieval` of a chat request: search `collection` for the last user message and answer from the hits."""
 
     collection: Name
     k: Annotated[int, Meta(ge=1, le=MAX_K)] = DEFAULT_K
@@ -98,7 +98,7 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):
-    """The fields of both routes."""
+    """The fields that chats, completions and responses have in common."""
 
     model: ModelName | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -142,7 +142,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     continue_final_message: Any = None
 
 
-# Fields that would change the answer, and are not known here; what to use instead, where there is something.
+# Unsupported fields that would change the answer, and the advice that refuses each.
 BINDING = {
     **dict.fromkeys(
         (
@@ -278,7 +278,7 @@ def check_binding(body: GenerateBody) -> None:
 
 
 def check_bound(body: GenerateBody, by: str) -> None:
-    """Refuse what contradicts a grammar, which says itself where an answer ends."""
+    """Refuse fields that contradict a grammar, since the grammar decides where an answer ends."""
     if body.ignore_eos:
         raise unsupported("ignore_eos", f"expected false with {by}")
     if body.min_tokens:
@@ -296,7 +296,7 @@ def check_stream(body: GenerateBody) -> None:
 
 
 def plain(message: ChatMessage, index: int) -> dict[str, Any]:
-    """Return a message as templates take it: role, content, and the name, calls and reasoning that it has."""
+    """Return a message in the form of templates: role, content, and its name, calls and reasoning if it has any."""
     where = f"messages[{index}]"
     role = "system" if message.role == "developer" else message.role
     if role == "function" or message.function_call:
@@ -336,7 +336,7 @@ def plain(message: ChatMessage, index: int) -> dict[str, Any]:
 
 
 def _called(message: ChatMessage, role: str, where: str) -> dict[str, Any]:
-    """Return a message's part in the calling of tools, and its reasoning, as templates take them."""
+    """Return a message's calls and reasoning, or the id of the call that it answers, in the form of templates."""
     if role == "tool":
         if message.tool_call_id is None:
             raise InvalidRequest(

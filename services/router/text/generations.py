@@ -23,14 +23,14 @@ from services.router.text.requests import Parcel
 from services.router.text.response_format import grammar_of
 from services.router.text.tokens import Spec, TextEncoder, load
 
-DEFAULT_NEW = 1024  # tokens of an answer whose length nobody bounded
+DEFAULT_NEW = 1024  # the most tokens of an answer whose request sets no limit
 
 
 class GenerationSpec(NamedTuple):
-    """One generate job: its parcel (items: choices; tokens: of the prompts and the most to generate), and its session.
+    """One generate job: its parcel (items: choices; tokens: of the prompts and the longest answers), and its session.
 
-    `marks` name the prefix of its first prompt to whoever may hold its pages. It `thinks` if the prompt began the
-    reasoning.
+    `marks` are page ids of the first prompt, by which the workers that hold its pages are found. `thinks` means that
+    the prompt ends with the mark that opens the reasoning.
     """
 
     parcel: Parcel
@@ -84,7 +84,7 @@ def generation_of(
 
 
 def _extensions(rule: ExtensionRule | None, max_new: int) -> ExtensionRule | None:
-    """Return a rule for an answer of at most so many tokens; None if it is over before the first boundary."""
+    """Return a rule for an answer of at most `max_new` tokens; None if the answer ends before the first boundary."""
     most = 0 if rule is None else retrievals(rule.every, max_new)
     return None if rule is None or not most else msgspec.structs.replace(rule, most=most)
 
@@ -92,7 +92,7 @@ def _extensions(rule: ExtensionRule | None, max_new: int) -> ExtensionRule | Non
 def _max_new(
     options: GenerationOptions, spec: Spec, prompts: Sequence[Sequence[int]], param: str
 ) -> int:
-    """Return the most tokens to generate after each prompt; InvalidRequest if they do not fit the context."""
+    """Return the largest number of tokens to generate after each prompt; InvalidRequest if they exceed the context."""
     longest = max(map(len, prompts))
     room = spec.max_tokens - longest
     max_new = options.max_new or max(min(room, DEFAULT_NEW), options.min_new)
@@ -153,7 +153,7 @@ def _sampling(body: GenerateBody, spec: Spec) -> SamplingParams:
 def options_of(
     body: GenerateBody, spec: Spec, *, max_new: int, logprobs: int, low: bool
 ) -> GenerationOptions:
-    """Return a body's options, with the model's defaults where the client says nothing; the seed is fixed here."""
+    """Return a body's options, with the model's defaults for missing fields, and a random seed if the body has none."""
     stop_ids = body.stop_token_ids or []
     if stop_ids:
         _known(stop_ids, load(spec.path), "stop_token_ids")

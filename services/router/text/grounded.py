@@ -33,12 +33,12 @@ from services.router.text.requests import encode_all
 from services.router.text.rewrites import carried, rewriting
 from services.router.text.tokens import Spec, load
 
-# Passages leave so much of the context to an answer without max_tokens; at most a quarter of the context.
+# The tokens that passages leave for an answer without max_tokens, but at most a quarter of the context.
 RESERVE_TOKENS = 512
 
 
 class PassageSlot(NamedTuple):
-    """Passages in the prompt of a generate job, which others may replace: the prompt may then have `room` tokens."""
+    """The replaceable passages in the prompt of a generate job; a changed prompt may have at most `room` tokens."""
 
     prompt: list[int]
     passages: list[Passage]
@@ -47,7 +47,7 @@ class PassageSlot(NamedTuple):
 
 
 class GroundedSpec(NamedTuple):
-    """A generate job, and the response's `retrieval` object; the `slot` if passages are replaced as it is written."""
+    """A generate job, the response's `retrieval` object, and a `slot` if passages are replaced during the answer."""
 
     generation: GenerationSpec
     retrieval: dict[str, Any]
@@ -57,7 +57,7 @@ class GroundedSpec(NamedTuple):
 class GroundedQuestion(NamedTuple):
     """A grounded chat before its search: the queries as tokens and as texts, and the generate job without passages.
 
-    `rewriting` is the job that writes a better query, None where no model is to.
+    `rewriting` is the job in which a model rewrites the question, None if no model does.
     """
 
     tokens: list[list[int]]
@@ -77,9 +77,9 @@ def question_of(
 ) -> GroundedQuestion:
     """Return a grounded chat before its search; InvalidRequest if it does not fit the model even without passages.
 
-    `encoder` is the collection's, `prompt` its prefix of queries, `earlier` the session's messages as shown. `rewriter`
-    is the model that is to rewrite a follow-up; one that was trained to read one kind of text is spared that, and a
-    rule does.
+    `encoder` is the collection's encoder, `prompt` the collection's prompt of queries, `earlier` the session's messages
+    as clients see them. `rewriter` is the model that rewrites a follow-up question; if that model was trained to read
+    one kind of text, a rule rewrites instead.
     """
     conversation = [*earlier, *ask.messages]
     options = ask.retrieval.rewrite if ask.retrieval is not None else None
@@ -100,7 +100,7 @@ def question_of(
 def searching(
     search: SearchRequest, asked: Sequence[str], encoder: Spec, prompt: str
 ) -> SearchRequest:
-    """Return a search for other texts, in the mode it has; see `question_of`."""
+    """Return a search for the texts `asked` instead of its own, in the same mode; see `question_of` for `prompt`."""
     return msgspec.structs.replace(
         search,
         count=len(asked),
@@ -135,12 +135,12 @@ def unread(
     prompts: tuple[str, str],
     found: Sequence[Sequence[Hit]],
 ) -> Unread | None:
-    """Return what an extractive answer is chosen from; None where the model reads the passages, or there are none.
+    """Return the sentences for an extractive answer; None if the model can read the passages, or there are none.
 
-    A model that was trained to read one kind of text spells any other almost letter by letter: it cannot read passages
-    of which its tokens stand for fewer characters than its card says. An answer that is bound to a format, or may call
-    tools, is left to it all the same. `question` are the tokens of the question as it
-    was searched for, empty where it was not; `prompts` are the collection's, of queries and of documents.
+    A model that was trained on one kind of text splits other texts almost into letters: the model cannot read passages
+    whose tokens have, on average, fewer characters than its card says. The model still writes an answer that is bound
+    to a format or may call tools. `question` are the token ids of the question in the search, empty if the search had
+    none; `prompts` are the collection's prompts of queries and of documents.
     """
     passages = _passages(ask, found)
     if not passages or ask.options.grammar is not None or ask.tools or readable(spec, passages):
@@ -155,7 +155,7 @@ def unread(
 
 
 def readable(spec: Spec, passages: Sequence[Passage]) -> bool:
-    """Return whether a model can read passages: their tokens stand for as many characters as its card says."""
+    """Return whether a model can read passages: their tokens have, on average, as many characters as its card says."""
     text = "\n".join(passage.text for passage in passages)
     return not spec.reads or len(text) >= spec.reads * len(load(spec.path).written(text))
 
@@ -183,7 +183,7 @@ def grounded(
     """Return the job that answers from the hits of each query, or that states that nothing was found.
 
     Passages join the prompt best first as far as they fit beside question, history and answer. InvalidRequest
-    `context_length_exceeded` if nothing of the best one does.
+    `context_length_exceeded` if not even a sentence of the best passage fits.
     """
     retrieval = ask.retrieval
     assert retrieval is not None, "a chat without retrieval is not grounded"
@@ -212,7 +212,7 @@ def grounded(
 
 
 def _slot(made: GenerationSpec, spec: Spec, kept: list[Passage]) -> PassageSlot | None:
-    """Return the slot of a job; None if its answer is over before its passages could be replaced."""
+    """Return the slot of a job; None if the answer ends before passages could be replaced."""
     work = decode_work(made.parcel.payload)
     assert isinstance(work, GenerateWork)
     if work.extensions is None:
@@ -221,7 +221,7 @@ def _slot(made: GenerationSpec, spec: Spec, kept: list[Passage]) -> PassageSlot 
 
 
 def best(ask: ChatRequest, found: Sequence[Sequence[Hit]], count: int) -> list[Hit]:
-    """Return the best `count` hits over all queries that have a text, each once."""
+    """Return the best `count` hits over all queries, each once, without the hits that have no text."""
     assert ask.retrieval is not None
     scored = ask.retrieval.mode == "vector" and ask.retrieval.mmr is None
     return [hit for hit in (merged if scored else interleaved)(found, count) if hit.text]
@@ -267,7 +267,7 @@ def _extended(ask: ChatRequest) -> ChatRequest:
     retrieval = ask.retrieval
     if retrieval is None or not isinstance(retrieval.interval, int) or not retrieval.interval:
         return ask
-    rule = ExtensionRule(retrieval.interval, most=0, late=retrieval.late)  # how many, its job says
+    rule = ExtensionRule(retrieval.interval, most=0, late=retrieval.late)  # the job sets `most`
     options = msgspec.structs.replace(ask.options, extensions=rule)
     return msgspec.structs.replace(ask, options=options)
 
@@ -281,7 +281,7 @@ def _given(
 ) -> GenerationSpec:
     """Return the job of an answer that no model computes; its prompt is the question without passages."""
     messages = grounded_messages(ask, spec, ())
-    # The answer is given whole: the client's limits are meant for computed ones.
+    # The answer is given whole: the client's limits are meant for computed answers.
     tokens = len(load(spec.path).written(answer))
     options = msgspec.structs.replace(
         ask.options, max_new=max(ask.options.max_new, tokens), min_new=0, stop=[]

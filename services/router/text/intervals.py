@@ -1,9 +1,9 @@
-"""Intervals of an answer, and what is retrieved for each: queries, shifts, splices and time budgets (PipeRAG).
+"""Intervals of an answer, and the retrieval for each: queries, shifts, splices and time budgets (PipeRAG).
 
 Chapter 5 of the thesis: an answer is written in chunks of m' tokens, and the passages of each chunk are found by the
-last tokens before it. A stale query is asked when the chunk before begins, so the search runs beside the generation
-(5.3.1), and its passages are moved on by as many tokens as it is old. The search takes as long as an interval (5.3.3).
-Pure.
+last tokens before it. A stale query is asked when the previous chunk begins, so the search runs during the generation
+(5.3.1), and its passages are moved on by as many tokens as the query is old. The search takes as long as an interval
+(5.3.3). The functions are pure.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import NamedTuple
 
 from common.cost.online import Lateness
 
-WINDOW = 64  # tokens of a query, whatever the interval (5.3.2)
+WINDOW = 64  # tokens of a query, for every interval (5.3.2)
 INTERVALS = (8, 16, 32, 64)
 LEAST, MOST = INTERVALS[0], INTERVALS[-1]
-# Of retrievals no more than a twentieth may be late; before there were any, they are allowed this much besides.
+# At most one retrieval in twenty may be late; until one is measured, the margin is _FIRST_S.
 _QUANTILE, _FIRST_S = 0.95, 0.02
 _REMEMBERED = 400
 
 
 class Schedule(NamedTuple):
-    """When retrievals are asked for and take effect; they count from 1, and places are tokens of the answer."""
+    """The places, in tokens of an answer, where retrievals are asked for and take effect; retrievals count from 1."""
 
     interval: int
     stale: bool
-    most: int  # retrievals
+    most: int  # the number of retrievals
 
     @classmethod
     def of(cls, interval: int, max_new: int, *, stale: bool) -> Schedule:
-        """Return the schedule of an answer of at most `max_new` tokens: nothing is retrieved for after its last one."""
+        """Return the schedule of an answer of at most `max_new` tokens; no retrieval takes effect after the last."""
         return cls(interval, stale, retrievals(interval, max_new))
 
     def boundary(self, number: int) -> int:
-        """Return the tokens after which a retrieval's passages take effect."""
+        """Return the number of the answer's tokens after which a retrieval's passages take effect."""
         return number * self.interval
 
     def asked(self, number: int) -> int:
-        """Return the tokens that a retrieval's query knows: those before the chunk before, or all of them."""
+        """Return the number of tokens before a retrieval's query: at its boundary, or one chunk earlier if stale."""
         return (number - 1 if self.stale else number) * self.interval
 
     def current(self, tokens: int) -> int:
-        """Return the retrieval that is to be asked for while the chunk after `tokens` tokens is written, if stale."""
+        """Return the number of the retrieval that, if stale, is asked for during the chunk after `tokens` tokens."""
         return tokens // self.interval + 1
 
 
 def retrievals(interval: int, max_new: int) -> int:
-    """Return how many boundaries lie before the last token of an answer."""
+    """Return the number of boundaries before the last token of an answer of `max_new` tokens."""
     return max(0, max_new - 1) // interval
 
 
@@ -59,16 +59,17 @@ def window(question: Sequence[int], answer: Sequence[int], at: int) -> list[int]
 
 
 def shifted(spans: Sequence[tuple[int, int]], length: int, shift: int) -> tuple[int, int] | None:
-    """Return the characters of a neighbour without its first `shift` tokens, refilled to `length`; None: none are left.
+    """Return the characters of a neighbour without its first `shift` tokens, refilled to `length`; None if empty.
 
-    `spans` are the characters of the tokens of its document from where it begins. At the document's end it is shorter.
+    `spans` are the characters of the document's tokens from the neighbour's begin. At the document's end the result is
+    shorter.
     """
     kept = spans[shift : shift + length]
     return (kept[0][0], kept[-1][1]) if kept else None
 
 
 class Splice(NamedTuple):
-    """A change of a prompt: `removed` tokens from `start` on give way to `tokens`."""
+    """A change of a prompt: `tokens` replace `removed` tokens from `start` on."""
 
     start: int
     removed: int
@@ -83,9 +84,9 @@ NO_CHANGE = Splice(0, 0, [])
 
 
 def splice(old: Sequence[int], new: Sequence[int]) -> Splice:
-    """Return the smallest change that makes `new` of `old`; it replaces the last token by itself where they are equal.
+    """Return the smallest change that makes `new` of `old`; if they are equal, it replaces the last token by itself.
 
-    So it never looks like NO_CHANGE, which leaves the prompt as an earlier change made it.
+    So the change never equals NO_CHANGE, which leaves the prompt as an earlier change made it.
     """
     shortest = min(len(old), len(new))
     start = next((at for at in range(shortest) if old[at] != new[at]), shortest)
@@ -100,9 +101,9 @@ def splice(old: Sequence[int], new: Sequence[int]) -> Splice:
 
 
 class Pace:
-    """Seconds that a token takes, as one answer's tokens come: `token_s` is what is known before they do.
+    """The seconds per token of one answer, measured as tokens arrive; until then `token_s` is the given value.
 
-    Only tokens of one chunk are compared, so that neither waiting for a retrieval nor reading its passages counts.
+    Only times within one chunk are compared, so that neither waiting for a retrieval nor reading its passages counts.
     """
 
     def __init__(self, interval: int, token_s: float) -> None:
@@ -122,14 +123,14 @@ class Pace:
 
     @property
     def interval_s(self) -> float:
-        """The seconds that the next interval is predicted to take."""
+        """The predicted seconds of the next interval."""
         return self._interval * self.token_s
 
 
 class RetrievalMargin:
-    """What retrievals take besides embedding and the predicted search, learned from how late they were.
+    """The seconds that retrievals take besides embedding and the predicted search, learned from past retrievals.
 
-    So much less than the interval is given to a search: then no more than one in twenty comes late.
+    A search gets the time of an interval less this margin, so that at most one retrieval in twenty is late.
     """
 
     def __init__(self) -> None:
@@ -141,16 +142,16 @@ class RetrievalMargin:
         return self._late.value
 
     def learn(self, took_s: float, predicted_s: float) -> None:
-        """Learn from a retrieval that took `took_s` in all, of which `predicted_s` were foreseen."""
+        """Learn from a retrieval that took `took_s` in all, of which `predicted_s` were predicted."""
         self._late.add(took_s - predicted_s)
 
 
 def budget_s(interval_s: float, margin_s: float) -> float:
-    """Return the time within which a search has to end, its embedding included, by the interval's and the margin."""
+    """Return the seconds for a search with its embedding: an interval's seconds less the margin, never negative."""
     return max(0.0, interval_s - margin_s)
 
 
 def smallest_interval(retrieval_s: float, token_s: float) -> int:
-    """Return the smallest of INTERVALS that takes as long to write as a retrieval, else the largest (5.3.2)."""
+    """Return the smallest of INTERVALS that takes as long to write as a retrieval takes, else the largest (5.3.2)."""
     fits = (each for each in INTERVALS if each * token_s >= retrieval_s)
     return next(fits, MOST)

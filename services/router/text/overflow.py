@@ -1,13 +1,14 @@
-"""The error for a text that a model's context cannot hold, in the words by which clients know it.
+"""The error for a text that a model's context cannot hold, worded as clients expect it.
 
-OpenAI's and vLLM's servers begin it so; libraries look for its first words, or for its code in the text.
+OpenAI's and vLLM's servers begin their message with the same words; libraries look for these, or for the code in the
+text.
 """
 
 from __future__ import annotations
 
 from common.errors import InvalidRequest
 
-BYTES_PER_TOKEN = 64  # a text longer than this by a token is refused before it is tokenized
+BYTES_PER_TOKEN = 64  # a text with more characters per allowed token is refused untokenized
 
 
 def overflow(most: int, found: str, remedy: str, param: str) -> InvalidRequest:

@@ -22,7 +22,7 @@ _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
 _OPEN = re.compile(r"\[[0-9, ]{0,62}\Z")
 _DIGITS = 5
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-# Words, and first words, by which a question refers to the conversation before it.
+# Words anywhere in a question, and words at its start, that refer to the conversation before the question.
 _LEANS = re.compile(
     r"\b(?:it|its|they|them|their|theirs|he|him|his|she|her|hers|that|this|these|those|there|one|same|former|latter)\b"
     r"|^\W*(?:and|also|or|but|so|now|then|what about|how about)\b",
@@ -40,7 +40,7 @@ by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, 
 {% else %}(No passages.)
 
 {% endfor %}Question: {{ question }}"""
-# The same with the question first, so that replacing passages leaves it as it was computed.
+# The default template with the question first: replacing passages then leaves the question's tokens as computed.
 _QUESTION_FIRST = """\
 Answer the question from the passages below it and from nothing else. After each statement cite the passages that say \
 it, by their numbers in square brackets: [1] or [1, 2]. If the passages do not say, answer only: The passages do not \
@@ -59,8 +59,8 @@ Question: {{ question }}
 class Passage(Struct, frozen=True, omit_defaults=True):
     """One passage in the prompt: `index` counts from 1; `start` and `end` are characters of its document.
 
-    Of a document with pages, `page` is the number of the one it begins on (0: none), and `page_starts` are the
-    characters of the document at which the further pages begin that it reaches to.
+    For a document with pages, `page` is the number of the page on which the passage begins (0: no pages), and
+    `page_starts` are the characters of the document at which the passage's further pages begin.
     """
 
     index: int
@@ -74,11 +74,11 @@ class Passage(Struct, frozen=True, omit_defaults=True):
     page_starts: list[int] = []
 
     def page_at(self, character: int) -> int:
-        """Return the page that a character of the document stands on, 0 where it has none."""
+        """Return the page of a character of the document, 0 for a document without pages."""
         return self.page + bisect_right(self.page_starts, character) if self.page else 0
 
     def cut(self, start: int, end: int) -> Passage:
-        """Return the part that stands at the characters [start, end) of the document, as a passage of that index."""
+        """Return the part at the characters [start, end) of the document, as a passage with the same index."""
         text = self.text[start - self.start : end - self.start]
         return msgspec.structs.replace(
             self,
@@ -91,9 +91,9 @@ class Passage(Struct, frozen=True, omit_defaults=True):
 
 
 class Citation(Struct, frozen=True, omit_defaults=True):
-    """A marker in an answer, at its characters [at[0], at[1]), and the passage it names.
+    """A marker at the characters [at[0], at[1]) of an answer, and the passage that the marker names.
 
-    Of a document with pages `page` and `last_page` are the first and last one that the passage stands on.
+    For a document with pages, `page` and `last_page` are the first and the last page of the passage.
     """
 
     index: int
@@ -114,12 +114,13 @@ def leans(question: str) -> bool:
 
 
 def queries(questions: Sequence[str], answer: str = "") -> list[str]:
-    """Return the queries to search for, given a conversation's questions, the last one last, and the last `answer`.
+    """Return the queries of a search for the last of a conversation's `questions`; `answer` is the last answer.
 
-    The last question alone; where it leans on what was said also together with the head of the last answer and the
-    earlier questions, newest first, back to one that stands on its own. Over the pages of the sample `handbook` this
-    finds the page of a follow-up ("And its mayor?") in the first five in 100 % of second and 98 % of third turns
-    where 30 % of the answers were refusals; the last question alone does in 3 to 7 %.
+    The first query is the last question. If that `leans` on the conversation, a second query joins it with the
+    beginning of the last answer and the earlier questions, newest first, back to one that does not lean. Over the pages
+    of the sample `handbook` the queries find the page of a follow-up ("And its mayor?") among the first five in 100 %
+    of second and 98 % of third turns, where 30 % of the answers were refusals; the last question alone finds the page
+    in 3 to 7 %.
     """
     last = questions[-1].strip()
     if len(questions) == 1 or not leans(last):
@@ -144,9 +145,9 @@ def merged(rows: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
 
 
 def interleaved(rows: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
-    """Return the k chunks that stand best in the orders of all queries, by reciprocal rank fusion; see `merged`.
+    """Return the k best chunks over the hits of all queries by reciprocal rank fusion, each chunk once; see `merged`.
 
-    For orders whose scores of one query say nothing about another's.
+    For searches whose scores cannot be compared between queries.
     """
     if len(rows) == 1:
         return list(rows[0][:k])
@@ -158,7 +159,7 @@ def interleaved(rows: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
 
 
 def passages_of(hits: Iterable[Hit]) -> list[Passage]:
-    """Return hits as passages numbered from 1; those without a text cannot be read and are left out."""
+    """Return hits as passages numbered from 1, without the hits that have no text."""
     readable = [hit for hit in hits if hit.text]
     return [
         Passage(
@@ -169,10 +170,10 @@ def passages_of(hits: Iterable[Hit]) -> list[Passage]:
 
 
 def _pages(hit: Hit) -> tuple[int, list[int]]:
-    """Return the page that a hit begins on and where its further pages begin, from its document's metadata.
+    """Return the page on which a hit begins and where its further pages begin, from the document's metadata.
 
     `pages` lists the characters at which pages start and `first_page` numbers the first of them, as `spillway ingest`
-    stores them; metadata is its owner's, so anything else means no pages.
+    stores them; clients choose metadata freely, so anything else means no pages.
     """
     starts, first = (hit.metadata or {}).get("pages"), (hit.metadata or {}).get("first_page", 1)
     if not isinstance(starts, list) or not starts or not isinstance(first, int) or first < 1:
@@ -198,9 +199,9 @@ def render(
     question: str,
     place: Literal["before", "after"] = "before",
 ) -> str:
-    """Return a grounded user message; an empty `template` means the router's own, with passages at that place.
+    """Return a grounded user message; an empty `template` means the router's, with passages at `place`.
 
-    Unavailable `template_broken` if the template, which is the model's, cannot be used; see `bounded_time`.
+    Unavailable `template_broken` if the model's template cannot be used; see `bounded_time`.
     """
     shown = [
         {"index": passage.index, "document_id": passage.document_id, "text": passage.text}
@@ -218,13 +219,13 @@ def render(
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Return the lengths at which `text` may be cut after a whole sentence or line, rising, its own length last."""
+    """Return, in rising order, the lengths at which `text` may be cut after a whole sentence or line."""
     ends = {match.start() for match in _SENTENCE.finditer(text)} | {len(text.rstrip())}
     return sorted(end for end in ends if text[:end].strip())
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest n in 0..count for which fits(n); what fits is assumed to go on fitting with less."""
+    """Return the largest n in 0..count for which fits(n), provided that every smaller n fits, too."""
     if fits(count):
         return count
     low, high = 0, count - 1
@@ -235,9 +236,9 @@ def _most(count: int, fits: Callable[[int], bool]) -> int:
 
 
 def budget(passages: Sequence[Passage], fits: Callable[[Sequence[Passage]], bool]) -> list[Passage]:
-    """Return the passages that fit, best first, whole; of the first at least its sentences that fit.
+    """Return the whole passages that fit, best first; if not even the first fits, its first sentences that fit.
 
-    InvalidRequest `context_length_exceeded` if not even one sentence does.
+    InvalidRequest `context_length_exceeded` if not even one sentence fits.
     """
     kept = _most(len(passages), lambda n: n == 0 or fits(passages[:n]))
     if kept or not passages:
@@ -334,7 +335,7 @@ def shown(
 ) -> dict[str, Any]:
     """Return the `retrieval` object of a response; passages' texts only if asked for.
 
-    `extractive` says that the answer quotes them, and that no model wrote it.
+    `extractive` marks an answer that quotes the passages and was written by no model.
     """
     told = {
         "collection": collection,

@@ -1,6 +1,6 @@
 """The pool of text processes: parsing and tokenizing run there, so that they never hold the router's loop.
 
-A chat template runs nowhere else: the process bounds its memory, and what renders it bounds its processor time.
+Chat templates run only there: a text process bounds their memory, and `bounded_time` their processor time.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _log = log.get("router")
 
 
 class _Died(Exception):
-    """A text process ended amid a call."""
+    """A text process ended during a call."""
 
 
 class _Late(Exception):
-    """A chat template used up its processor time, by which its process ended."""
+    """A chat template used up its processor time, which ended its process."""
 
 
 class TextProcess:
-    """One spawned process that makes one call at a time; it ends when this one does.
+    """One spawned process that makes one call at a time, and ends when its parent ends.
 
     `memory` bounds the bytes of address space that its calls may take together.
     """
@@ -57,7 +57,7 @@ class TextProcess:
         self._thread = ThreadPoolExecutor(1, "text")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return call(), or raise its error. Nobody may cancel this: an answer belongs to the call before it."""
+        """Return call(), or raise its error. Never cancel a run: the next call would get this call's answer."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, call)
 
     def _call(self, call: Callable[[], T]) -> T:
@@ -79,7 +79,7 @@ class TextProcess:
 
 
 def _serve(theirs: Connection, memory: int) -> None:
-    """Make the calls that come, until the other end closes; signals are the parent's, which drains first."""
+    """Make the calls that arrive until the pipe closes; ignore SIGINT and SIGTERM, since the parent drains first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -113,8 +113,8 @@ def _end_with_parent() -> None:
 class TextPool:
     """`processes` text processes; one that dies is replaced and its call made once more.
 
-    While all of them have been busy for PATIENCE_S and a call waits, up to two more are started, so that one slow call
-    does not hold up the others; they end when no call waits.
+    When a call has waited PATIENCE_S for a free process, up to two more are started, so that a slow call does not hold
+    up others; the additional processes end when no call waits.
     """
 
     def __init__(self, processes: int, *, memory: int = MEMORY) -> None:
@@ -125,7 +125,7 @@ class TextPool:
         self.restarts = 0
 
     async def start(self) -> None:
-        """Start the processes, so that the first request does not pay for it."""
+        """Start the processes, so that the first request does not wait for them."""
         every = [self._started() for _ in range(self._processes)]
         async with asyncio.timeout(120):
             await asyncio.gather(*(process.run(bool) for process in every))
@@ -184,7 +184,7 @@ class TextPool:
         return process
 
     def _give_back(self, process: TextProcess, done: asyncio.Future[object]) -> None:
-        """Take a process back after its call; replace it if it died, end it if there are enough without it."""
+        """Take a process back after its call; replace it if it died; end it if it is additional and no call waits."""
         if done.cancelled() or process not in self._all:  # the pool was stopped
             return
         dead = isinstance(done.exception(), _Died | _Late)

@@ -1,6 +1,6 @@
 """Quotes: sentences of passages that answer a question, for models that cannot read the passages.
 
-Pure: it sees texts and the vectors of an encoder, and decides the same wherever it runs.
+The functions are pure: given the same texts and the same vectors of an encoder, they choose the same sentences.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from services.router.text.passages import Passage
 MAX_SENTENCES = 96
 _MOST_CHARACTERS = 600
 _FEWEST_CHARACTERS = 12
-# Lines that begin something of their own: items, table rows, headings, quotes, code, transcripts.
+# Beginnings of lines that continue no paragraph: items, table rows, headings, quotes, code, transcripts.
 _BEGINS = re.compile(r"[ ]{0,3}(?:[-*+•]\s|\d{1,3}[.)]\s|\||#|>|\$\s)|[ ]{4}|\t")
 _FENCE = re.compile(r"[ ]{0,3}(?:```|~~~)")
 _EXAMPLE = re.compile(
     r"\s*(?:\$|>>>)\s"
-)  # what somebody typed, and what was answered: about something else
+)  # a transcript of typed input and its output, which is never quoted
 _ENDS = re.compile(r"(?<=[.!?])[\"')\]`]*\s+(?=[\"'(\[`*]*[A-Z0-9])|(?<=[。\uff01\uff1f])")
 _RULE = re.compile(r"[|:\s=~*_#-]*\Z")  # a line under a heading or between table rows
 _MARKER = re.compile(r"\[([0-9, ]{1,62})\]")
@@ -41,7 +41,7 @@ _COMMON = frozenset(
 
 
 class Sentence(NamedTuple):
-    """Characters [start, end) of a document, within the passage at this place, and the heading they stand under."""
+    """A sentence: characters [start, end) of the document of the passage at `place`, and the heading above them."""
 
     place: int
     start: int
@@ -60,20 +60,20 @@ def sentences(passages: Sequence[Passage]) -> list[Sentence]:
 
 
 def shown(sentence: Sentence, passages: Sequence[Passage]) -> str:
-    """Return a sentence on one line; numbers in square brackets, which would cite, stand in round ones."""
+    """Return a sentence on one line; numbers in square brackets, which would be citations, get round brackets."""
     passage = passages[sentence.place]
     text = passage.text[sentence.start - passage.start : sentence.end - passage.start]
     return _MARKER.sub(r"(\1)", " ".join(text.split()))
 
 
 def compared(sentence: Sentence, passages: Sequence[Passage]) -> str:
-    """Return what is compared with the question: the sentence after the heading that says what it speaks of."""
+    """Return the text that is compared with the question: the sentence, after its heading if there is one."""
     text = shown(sentence, passages)
     return f"{sentence.heading}: {text}" if sentence.heading else text
 
 
 def _spans(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, heading) of each sentence; lines of a paragraph are one text however they were wrapped."""
+    """Yield (start, end, heading) of each sentence; the lines of a paragraph are read as one text."""
     heading, first, at = "", -1, 0
     for line in [*text.splitlines(keepends=True), "\n"]:
         bare = "" if _FENCE.match(line) else line.strip()
@@ -104,12 +104,12 @@ def _cut(text: str, first: int, last: int) -> Iterator[tuple[int, int]]:
 FEWEST_COSINE = 0.52
 FEWEST_COVERED = 0.25
 _MOST_QUOTES = 3
-_NEAR = 0.08  # further sentences are quoted that are so near to the best one
-_SHORT = 300  # characters: the sentence that follows is quoted too while both have no more
+_NEAR = 0.08  # a further sentence is quoted if its cosine is at most this much below the best one's
+_SHORT = 300  # characters: the next sentence is quoted, too, if both fit
 
 
 class Quotes(NamedTuple):
-    """An extractive answer: its text, and the sentences that it quotes as passages of their own, numbered from 1."""
+    """An extractive answer: its text, and the quoted sentences as passages of their own, numbered from 1."""
 
     text: str
     passages: list[Passage]
@@ -122,9 +122,9 @@ REFUSAL = "The passages do not say."
 def quotes(
     question: str, passages: Sequence[Passage], found: Sequence[Sentence], rows: bytes
 ) -> Quotes:
-    """Return the sentences that answer a question, or the refusal with all passages where none does.
+    """Return the sentences that answer a question, or the refusal with all passages if no sentence does.
 
-    `rows` holds float32 vectors of length 1: that of the question, then one for each sentence as `compared` returns it.
+    `rows` holds float32 vectors of length 1: the question's, then one of each sentence's text as `compared` returns it.
     """
     scores = _cosines(rows, len(found))
     ranked = sorted(range(len(found)), key=lambda place: (-scores[place], place))
@@ -149,7 +149,7 @@ def quotes(
 
 
 def _last(at: int, found: Sequence[Sentence], passages: Sequence[Passage]) -> int:
-    """Return the last sentence of the quote that begins with this one: the next of its paragraph if both are short."""
+    """Return the place of a quote's last sentence: `at`, or the next in the paragraph if both together are short."""
     one, after = found[at], found[at + 1] if at + 1 < len(found) else None
     if after is None or after.place != one.place or after.end - one.start > _SHORT:
         return at
@@ -175,15 +175,15 @@ def _cosines(rows: bytes, count: int) -> list[float]:
 
 
 def answers(question: str, cosine: float, nearest: Sequence[str]) -> bool:
-    """Return whether the nearest sentences answer a question: the nearest means alike, and they share words with it.
+    """Return whether the `nearest` sentences answer a question: `cosine` is high, and they share words with it.
 
-    `cosine` is that of the nearest one.
+    `cosine` is that of the question's vector and the nearest sentence's.
     """
     return cosine >= FEWEST_COSINE and covered(question, " ".join(nearest)) >= FEWEST_COVERED
 
 
 def covered(question: str, text: str) -> float:
-    """Return the share of a question's words that a text holds, 0 where it has none but common ones."""
+    """Return the share of a question's words that a text holds, 0 for a question of only common words."""
     asked, held = words(question), words(text)
     return len(asked & held) / len(asked) if asked else 0.0
 

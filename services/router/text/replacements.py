@@ -1,4 +1,4 @@
-"""Replaced passages of an answer that is being written: their query, their text, and their place in the prompt."""
+"""Replacing passages while an answer is written: the query, the new passages, and the change of the prompt."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from services.router.text.passages import Passage, budget, passages_of
 from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
 
-# Why the passages before stay: nothing was found, the model cannot read it, or no sentence of it fits the context.
+# The reasons for keeping the former passages: no hits, hits that the model cannot read, or no room for a sentence.
 Kept = Literal["nothing_found", "unreadable", "no_room"]
 
 
 class WindowQuery(NamedTuple):
-    """A query of the latest tokens: as the encoder's tokens and as words, and how many of the generator's it has."""
+    """A query of the latest tokens: the encoder's token ids, the text, and the number of the generator's tokens."""
 
     tokens: list[int]
     text: str
@@ -31,7 +31,7 @@ class WindowQuery(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """The passages of the prompt from now on and the change that puts them there, or why there are none."""
+    """The prompt's new passages and the change that inserts them, or the reason for keeping the former passages."""
 
     passages: list[Passage]
     splice: Splice = NO_CHANGE
@@ -62,7 +62,7 @@ def replacement(
     known: Sequence[Passage],
     first: int,
 ) -> Replacement:
-    """Return what takes the place of a slot's passages: the hits as far as they fit, moved on by `shift` tokens.
+    """Return the replacement of a slot's passages: the hits, moved on by `shift` tokens, as far as they fit.
 
     Passages among the `known` keep their numbers, others are numbered from `first` on.
     """
@@ -89,7 +89,7 @@ def replacement(
 
 
 def numbered(found: Sequence[Passage], known: Sequence[Passage], first: int) -> list[Passage]:
-    """Return passages with their numbers: the same text of a document is always the same passage."""
+    """Return passages with numbers: a known part of a document keeps its number, others count from `first`."""
     numbers = {_place(passage): passage.index for passage in known}
     made = []
     for passage in found:
@@ -104,7 +104,7 @@ def _place(passage: Passage) -> tuple[str, int, int]:
 
 
 def _moved(hit: Hit, spec: Spec, shift: int) -> Hit:
-    """Return a hit without its first `shift` tokens, refilled from what follows; one that would be empty as it is."""
+    """Return a hit without its first `shift` tokens, refilled from the text after it; unchanged if no text is left."""
     if not shift or not hit.text:
         return hit
     whole, generator = hit.text + (hit.following or ""), load(spec.path)

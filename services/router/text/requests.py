@@ -25,7 +25,7 @@ Inputs = str | list[str | int | list[int]]
 
 
 class Parcel(NamedTuple):
-    """One job's encoded Work and its size."""
+    """One job's encoded work, and its size in items and tokens."""
 
     payload: bytes
     items: int
@@ -101,7 +101,7 @@ def parcels_of(
 ) -> list[Parcel]:
     """Cut token lists into jobs of at most `parcel_items` texts and `parcel_tokens` tokens, in order.
 
-    With `question` they are what a search looks for.
+    With `question` the texts are questions of a search.
     """
     parcels: list[Parcel] = []
     group: list[list[int]] = []
@@ -173,9 +173,9 @@ def _embed_inputs(
     param: str,
     prompt_name: str | None,
 ) -> tuple[list[list[int]], int]:
-    """Return the token ids of texts, each after the named prompt or else the model's default one, and their number.
+    """Return the token ids of texts, each after the named prompt or the model's default, and their total.
 
-    Lists of token ids come as they are.
+    Lists of token ids get no prompt.
     """
     prompt = _prompt(prompt_name, spec)
     lists = _embed_lists(inputs, spec, limits, truncate=truncate, param=param, prompt=prompt)
@@ -276,7 +276,7 @@ def tei_embeddings(
 
 
 def _prompt(name: str | None, spec: Spec) -> str | None:
-    """Return the text that a model puts before texts by a prompt's name; None where none is named."""
+    """Return the model's prompt of a name; None without a name; InvalidRequest for a name that the model lacks."""
     if name is not None and name not in spec.prompts:
         known = ", ".join(spec.prompts) or "none"
         raise InvalidRequest(
@@ -290,7 +290,7 @@ def _prompt(name: str | None, spec: Spec) -> str | None:
 def rerank(
     raw: bytes, specs: dict[str, Spec], default: str, limits: RequestLimits
 ) -> RerankRequest:
-    """Parse and tokenize the body of POST /v1/rerank: Cohere's shape truncates, TEI's says `truncate`."""
+    """Parse and tokenize the body of POST /v1/rerank: long texts are cut in Cohere's shape, in TEI's by `truncate`."""
     body = decode(raw, RerankBody)
     spec = choose(specs, body.model, default, ("rerank", "embed"))
     tei = body.texts is not None
@@ -340,7 +340,7 @@ def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
 def _rerank_parcels(
     spec: Spec, query: str, texts: list[str], limits: RequestLimits, *, truncate: bool, param: str
 ) -> list[Parcel]:
-    """Return the jobs that score texts against a query, which are refused where there are too many."""
+    """Return the jobs that score texts against a query; InvalidRequest for too many texts or tokens."""
     check_count(len(texts), limits, param)
     if not query.strip():
         raise InvalidRequest(

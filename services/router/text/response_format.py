@@ -1,4 +1,4 @@
-"""The `response_format` of a generation: from OpenAI's shapes, and two of our own, to a checked grammar."""
+"""The `response_format` of a generation, in OpenAI's shapes and two more, turned into a checked grammar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SchemaFormat(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """What an answer must look like: any text, any JSON object, or what a schema, expression or grammar says."""
+    """The form that an answer must have: any text, any JSON object, or text that a schema, regex or grammar allows."""
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: SchemaFormat | None = None
@@ -32,7 +32,7 @@ class ResponseFormat(Struct, frozen=True):
 
 
 def grammar_of(form: ResponseFormat | None) -> OutputGrammar | None:
-    """Return the grammar of a response format, None for any text; InvalidRequest says what it lacks or why it fails."""
+    """Return the grammar of a response format, None for any text; InvalidRequest if a part is missing or unusable."""
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -52,7 +52,7 @@ def grammar_of(form: ResponseFormat | None) -> OutputGrammar | None:
 
 
 def checked(grammar: OutputGrammar, param: str = "response_format") -> OutputGrammar:
-    """Return the grammar; InvalidRequest `invalid_grammar` says why no worker could keep to it."""
+    """Return the grammar; InvalidRequest `invalid_grammar`, with the reason, if no worker could use it."""
     if why := fault(grammar):
         kind = {"json_schema": "JSON Schema", "regex": "regular expression", "lark": "grammar"}
         raise InvalidRequest(

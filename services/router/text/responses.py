@@ -1,6 +1,6 @@
 """Responses: bodies of OpenAI's Responses API, parsed into a conversation, and rendered into one generate job.
 
-A body becomes that of a chat, whose rules for tools, formats and options hold here, too.
+A body is turned into the body of a chat, so the rules of chats for tools, formats and options hold for responses, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Metadata = Annotated[
 
 
 class InputPart(Struct, frozen=True):
-    """One part of an input message: a text, or a refusal that an earlier answer was."""
+    """One part of an input message: a text, or the refusal of an earlier answer."""
 
     type: str
     text: str | None = None
@@ -62,7 +62,7 @@ Content = str | Annotated[list[InputPart], Meta(max_length=MAX_MESSAGES)]
 
 
 class InputItem(Struct, frozen=True):
-    """One item of the input: a message, a call that an earlier answer made, or what such a call gave."""
+    """One item of the input: a message, a call made by an earlier answer, or the output of such a call."""
 
     type: str = "message"
     role: str | None = None
@@ -84,7 +84,7 @@ class ResponseTool(Struct, frozen=True):
 
 
 class TextFormat(Struct, frozen=True):
-    """What the text of a response must look like; a schema stands beside the type."""
+    """The form that a response's text must have; `schema`, `name` and `strict` belong to the type `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -121,7 +121,7 @@ class ResponsesBody(GenerateBody, frozen=True, kw_only=True):
 
     @property
     def stored(self) -> bool:
-        """Whether the response is kept, so that another one can go on from it."""
+        """Whether the response is kept, so that a later response can continue from it."""
         return self.store is not False
 
 
@@ -132,7 +132,7 @@ class ResponsePeek(Struct, frozen=True):
 
 
 class EarlierTurn(Struct, frozen=True):
-    """A turn before a response: its job's unique part, its messages as a JSON list, its answer, how that is read."""
+    """A turn before a response: its job's unique part, its messages as a JSON list, its answer and that one's marks."""
 
     unique: str
     messages: bytes
@@ -141,9 +141,9 @@ class EarlierTurn(Struct, frozen=True):
 
 
 class ResponseContext(Struct, frozen=True):
-    """What comes before a response: earlier turns, and their model, the default of this one.
+    """The context of a response: the earlier turns, and their model, which is the response's default.
 
-    `session`, which stands at `version`, keeps the response unless the request says otherwise.
+    The session named `session`, at version `version`, keeps the response unless the request says otherwise.
     """
 
     turns: Sequence[EarlierTurn]
@@ -154,7 +154,7 @@ class ResponseContext(Struct, frozen=True):
 
 
 class ResponseRequest(Struct, frozen=True):
-    """A validated request for a response, with its job; `options` keep what the answer repeats of the request."""
+    """A validated request for a response, with its job; `options` hold the request's fields that the answer repeats."""
 
     model: str
     stored: bool
@@ -187,7 +187,7 @@ def response(
 ) -> ResponseRequest:
     """Parse the body of POST /v1/responses, and render and tokenize its whole conversation.
 
-    Instructions stand before it and are of this response only: no later one inherits them.
+    Instructions come before the conversation and hold for this response only: later responses do not inherit them.
     """
     body = decode(raw, ResponsesBody)
     _check(body)
@@ -247,7 +247,7 @@ def _earlier(turns: Sequence[EarlierTurn]) -> list[dict[str, Any]]:
 
 
 def _check(body: ResponsesBody) -> None:
-    """Refuse what would change the answer and is not supported."""
+    """Refuse unsupported fields that would change the answer."""
     for param in ("background", "conversation", "prompt"):
         if getattr(body, param):
             raise unsupported(param, "not supported by this server; leave it out")
@@ -265,7 +265,7 @@ def _check(body: ResponsesBody) -> None:
 
 
 def _chat(body: ResponsesBody) -> ChatBody:
-    """Return a body as that of a chat which asks for the same."""
+    """Return the body of a chat that asks for the same as a response's body."""
     wanted = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     same = {name: getattr(body, name) for name in _SAME}
     given = (
@@ -300,14 +300,14 @@ def _tool(tool: ResponseTool, at: int) -> ToolBody:
 
 
 def _choice(choice: Any) -> Any:
-    """Return a tool choice as chats have it: the function's name stands one level deeper there."""
+    """Return a tool choice in the form of chats, where the function's name is one level deeper."""
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice
 
 
 def _repeated(body: ResponsesBody, sampling: SamplingParams, marks: AnswerMarks) -> bytes:
-    """Return, as JSON, the fields of the answer that repeat its request, and how its text is read (`marks`)."""
+    """Return, as JSON, the answer's fields that repeat its request, and the `marks` by which its text is read."""
     form = body.text.format if body.text is not None else None
     repeated: dict[str, Any] = {
         "background": False,
@@ -333,7 +333,7 @@ def _repeated(body: ResponsesBody, sampling: SamplingParams, marks: AnswerMarks)
 
 
 def _messages(items: Sequence[InputItem]) -> list[ChatMessage]:
-    """Return the input as a chat's messages; calls that follow each other are one message's."""
+    """Return the input as a chat's messages; consecutive calls become one message."""
     found: list[ChatMessage] = []
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -357,7 +357,7 @@ def _messages(items: Sequence[InputItem]) -> list[ChatMessage]:
             found.append(ChatMessage("tool", text, tool_call_id=item.call_id))
         elif item.type == "message":
             found.append(_message(item, where))
-        elif item.type != "reasoning":  # what a model thought before is not told to it again
+        elif item.type != "reasoning":  # a model is not shown its earlier reasoning
             raise unsupported(
                 where, f"an item of type {item.type[:40]!r}; expected message or function_call"
             )

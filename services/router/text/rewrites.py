@@ -1,6 +1,6 @@
-"""Rewriting of follow-up questions into ones that stand alone, which a search understands: by a model, or by a rule.
+"""Rewriting of follow-up questions, by a model or a rule, into questions that a search understands on their own.
 
-What a model is asked, and what is read from its answer; nothing of it is shown as an answer.
+The module writes the model's prompt and reads the question from its output, which is never shown as an answer.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _AROUND = " \t\"'`*“”«»"
 def rewriting(
     ask: ChatRequest, spec: Spec, options: RewriteOptions, conversation: Sequence[dict[str, Any]]
 ) -> GenerationSpec | None:
-    """Return the generate job by which `spec` rewrites the last of a conversation's messages.
+    """Return the generate job in which the model of `spec` rewrites the last message of a conversation.
 
-    It is told the last four questions and answers, each with its first 400 characters, or fewer turns where these do
-    not fit its context; None where no turn does, or where there is no turn before the last question.
+    The prompt holds the first 400 characters of each of the last four questions and answers, or of fewer messages if
+    these exceed the model's context. None if no message fits, or if none precedes the last question.
     """
     before, question = _said(conversation)
     greedy = GenerationOptions(
@@ -66,7 +66,7 @@ def rewriting(
 
 
 def _said(conversation: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return what users and the model said before the last message, and that message's text."""
+    """Return the messages of users and the model before the last message, and the last message's text."""
     *before, last = conversation
     said = [m for m in before if m["role"] in _NAMES and (m["content"] or "").strip()]
     return said, last["content"].strip()
@@ -77,7 +77,7 @@ def _head(text: str) -> str:
 
 
 def carried(conversation: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the queries that a rule makes of a conversation's last question: as it is, and with each turn before it.
+    """Return the queries that a rule makes of a conversation's last question: it alone, and it with each earlier turn.
 
     A turn is its question with the first 200 characters of its answer; the last four count, the newest last.
     """
@@ -93,7 +93,7 @@ def carried(conversation: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def read(said: str) -> str | None:
-    """Return the question that a model wrote, without label, quotes and reasoning; None where it wrote none."""
+    """Return the question that a model wrote, without label, quotes and reasoning; None if it wrote none."""
     _, _, after = said.rpartition("</think>")
     if "<think>" in after:
         return None

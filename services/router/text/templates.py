@@ -1,7 +1,6 @@
 """Chat templates: a model's own jinja2 template, rendered in a sandbox, within bounds of time and size.
 
-Text a client wrote is told from text the template wrote where that matters (`segments`): special tokens are for the
-template alone.
+`segments` tells text of clients from text of the template: only the template may write special tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Tools = Sequence[dict[str, Any]]
 
 
 class PromptSegment(NamedTuple):
-    """A piece of a rendered prompt; `written` by a client, so that nothing in it is a special token."""
+    """A piece of a rendered prompt; a piece `written` by a client holds no special token."""
 
     text: str
     written: bool = False
@@ -85,9 +84,9 @@ def _compiled(fingerprint: str, source: str) -> jinja2.Template:  # noqa: ARG001
 
 @contextlib.contextmanager
 def bounded_time() -> Iterator[None]:
-    """End this process, if it is one of the pool, where the block uses more than RENDER_S of processor time.
+    """End this process, if it belongs to the pool, once the block has used more than RENDER_S of processor time.
 
-    The signal's default ends the process even amid C code that never returns.
+    The timer's signal, SIGPROF, ends a process by default, even within C code that never returns.
     """
     if multiprocessing.parent_process() is None:
         yield
@@ -104,14 +103,14 @@ def _broken(why: str) -> Unavailable:
 
 
 def late() -> Unavailable:
-    """Return the error of a template that used up its time, and whose process ended by that."""
+    """Return the error of a template that used up its time, which ended its process."""
     return _broken(f"it ran for more than {RENDER_S:g} s")
 
 
 class Template(NamedTuple):
-    """A model's chat template with the texts of its special tokens; `most` bounds what it may render, in characters.
+    """A model's chat template with the texts of its special tokens; `most` bounds a prompt's characters.
 
-    `tools` are the functions that the model is told of, as OpenAI writes them.
+    `tools` are the functions that the model may call, in OpenAI's form.
     """
 
     fingerprint: str
@@ -176,9 +175,9 @@ class Template(NamedTuple):
         return "".join(parts)
 
     def segments(self, messages: Messages) -> list[PromptSegment]:
-        """Return the prompt of `messages` in segments, clients' texts apart; the texts joined equal `render`'s.
+        """Return the prompt of `messages` in segments, the contents apart; joined they equal `render`'s text.
 
-        (Where a template changes or inspects contents, which it cannot see here, they are left as they are.)
+        The template sees a placeholder for each content, so contents that it would change or inspect stay unchanged.
         """
         hidden = [
             {**message, "content": f"{_OPEN}{index}{_CLOSE}"}

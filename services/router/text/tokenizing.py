@@ -56,7 +56,7 @@ def renders(raw: bytes) -> bool:
 
 
 def _only(body: Struct, *names: str) -> str:
-    """Return the one of the fields that a body has."""
+    """Return the name of the only one of these fields that a body has; InvalidRequest for none or several."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(
@@ -68,10 +68,10 @@ def _only(body: Struct, *names: str) -> str:
 def tokenize(
     raw: bytes, specs: dict[str, Spec], generator: str, encoder: str, limits: RequestLimits
 ) -> bytes:
-    """Return the JSON that answers POST /tokenize; a body without a model is of the default `generator` or `encoder`.
+    """Return the JSON that answers POST /tokenize; without a model the default `generator` or `encoder` tokenizes.
 
-    In vLLM's shape `{"count", "max_model_len", "tokens", "token_strs"}`, in TEI's for each text its tokens with their
-    places, in characters.
+    In vLLM's shape the answer is `{"count", "max_model_len", "tokens", "token_strs"}`; in TEI's, for each text, its
+    tokens with their places in characters.
     """
     body = decode(raw, TokenizeBody)
     kind = _only(body, "prompt", "messages", "inputs")
@@ -137,7 +137,7 @@ def detokenize(
 ) -> bytes:
     """Return the JSON that answers POST /detokenize: vLLM's `{"prompt"}`, or TEI's list of texts.
 
-    vLLM's shows special tokens, TEI's leaves them out unless `skip_special_tokens` is false.
+    vLLM's shape shows special tokens by default, TEI's leaves them out; `skip_special_tokens` decides otherwise.
     """
     body = decode(raw, DetokenizeBody)
     tei = _only(body, "tokens", "ids") == "ids"

@@ -1,6 +1,6 @@
 """Token ids of texts, exactly as the workers' encoder expects them; the tokenizer comes from the model's card.
 
-Loaded at most once per process and path: by the router for short texts, by the pool's processes for the rest.
+A tokenizer is loaded at most once per process and path: by the router for short texts, by text processes for others.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Encoding(NamedTuple):
 
 
 class TextEncoder:
-    """One tokenizer without its own truncation and padding, and the special tokens it puts around a text."""
+    """One tokenizer without its own truncation and padding, and the special tokens that it puts around a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
-        self.vocabulary = max(ids, default=-1) + 1  # ids may be left out in between
+        self.vocabulary = max(ids, default=-1) + 1  # some smaller ids may be unused
         marked = tokenizer.encode("a", add_special_tokens=True)
         bare = tokenizer.encode("a", add_special_tokens=False).ids
         at = next((i for i in range(len(marked.ids)) if marked.ids[i : i + len(bare)] == bare), 0)
@@ -55,15 +55,15 @@ class TextEncoder:
 
     @property
     def specials(self) -> int:
-        """Return how many special tokens surround a text."""
+        """The number of special tokens around a text."""
         return len(self.prefix) + len(self.suffix)
 
     def texts(
         self, texts: Sequence[str], limit: int, *, truncate: bool, param: str
     ) -> list[Encoding]:
-        """Encode texts; InvalidRequest `context_length_exceeded` names the one over `limit` tokens."""
+        """Encode texts; InvalidRequest `context_length_exceeded` names the text over `limit` tokens."""
         out: list[Encoding] = []
-        # Without the places of tokens in the text: a fifth faster.
+        # Encoding without the tokens' places in the text is a fifth faster.
         for index, encoding in enumerate(self.tokenizer.encode_batch_fast(list(texts))):
             ids = encoding.ids
             if len(ids) > limit:
@@ -131,30 +131,31 @@ class TextEncoder:
         return False
 
     def bare(self, text: str) -> list[int]:
-        """Return the token ids of a text in which special tokens are meant, without those put around texts."""
+        """Return the token ids of a text in which special tokens count as such, with none added around the text."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def shortened(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return a text's token ids, at most so many; the special tokens at its end stay there."""
+        """Return a text's token ids, cut to at most `most`; the special tokens at the text's end are kept."""
         if len(ids) <= most:
             return list(ids)
         end = self.suffix if list(ids[-len(self.suffix) :]) == self.suffix else []
         return [*ids[: most - len(end)], *end]
 
     def beginning(self, text: str, most: int) -> str:
-        """Return the beginning of a text that has at most so many tokens, special ones aside."""
+        """Return the beginning of a text with at most `most` tokens, not counting special tokens."""
         places = self.tokenizer.encode(text, add_special_tokens=False).offsets
         return text if len(places) <= most else text[: places[most - 1][1]]
 
     def written(self, text: str) -> list[int]:
-        """Return the token ids of a client's text: none of them is a special token that the text spells."""
+        """Return the token ids of a client's text, without any special token that the text spells."""
         self.tokenizer.encode_special_tokens = True
         try:
             ids = self.bare(text)
         finally:
             self.tokenizer.encode_special_tokens = False
-        # A vocabulary of words may hold the special token as a word; unknown words keep their own token.
+        # A vocabulary of words may hold a spelt special token as a word, which is dropped; the token of unknown words
+        # stays.
         return [i for i in ids if i not in self._special or self._special[i] not in text]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -163,12 +164,12 @@ class TextEncoder:
         return text
 
     def said(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens, and without a character that was cut at either end."""
+        """Return the text of token ids without special tokens, and without incomplete characters at either end."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text.strip("\ufffd")
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the characters of each token of a text, special tokens aside."""
+        """Return the characters [start, end) of each token of a text, with no special tokens added."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         places: list[tuple[int, int]] = encoding.offsets
         return places
@@ -176,9 +177,9 @@ class TextEncoder:
     def check_ids(
         self, ids: Sequence[int], index: int, param: str, known: int, limit: int | None = None
     ) -> None:
-        """Refuse token ids the model does not know, and lists that are empty or over `limit`.
+        """Refuse token ids that the model does not know, and lists that are empty or longer than `limit`.
 
-        `known` is the model's number of ids, which may be more or fewer than the tokenizer's; 0: as many.
+        `known` is the model's number of ids, which may be more or fewer than the tokenizer's; 0 means the tokenizer's.
         """
         if not ids:
             raise InvalidRequest(
@@ -198,7 +199,7 @@ class TextEncoder:
 
 
 def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
-    """Return the error for one text over the encoder's limit."""
+    """Return the error for a text with more tokens than the encoder's limit."""
     remedy = "shorten it, or send truncate=true"
     return overflow(limit, f"{param}[{index}] has {tokens} tokens", remedy, param)
 

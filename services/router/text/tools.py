@@ -1,7 +1,7 @@
-"""Tools of a chat as OpenAI has them: what the template is told, and what the answer is bound to.
+"""Tools of a chat in OpenAI's form: their rendering by the chat template, and the grammar that binds the answer.
 
-A model writes calls in a format of its own, which its chat template shows. `auto` leaves the answer to the model; a
-call that is required, strict or to be the only one is bound by a grammar of that format.
+A model writes calls in its own format, which its chat template shows. `auto` leaves the answer to the model; if calls
+are required, strict or not parallel, a grammar of that format binds the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_LEVELS = 100  # of parameters and arguments
 MOST_CALLS = 8  # of a bound answer, so that it comes to an end
 ID = re.compile(r"[A-Za-z0-9]{9}")
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
-# Templates whose models write calls in ways that are not read here.
+# Marks in the templates of models whose format of calls the router cannot read.
 _OTHERS = ("<function=", "<arg_key>", "<|tool▁call▁begin|>")
 
 
@@ -64,7 +64,7 @@ class ToolCallBody(Struct, frozen=True):
 
 
 class ToolWish(NamedTuple):
-    """The tools of a request after its `tool_choice`; `required` if the answer must be calls."""
+    """The tools that a request's `tool_choice` allows; `required` if the answer must be calls."""
 
     functions: Sequence[FunctionBody]
     required: bool
@@ -72,14 +72,14 @@ class ToolWish(NamedTuple):
 
     @property
     def bound(self) -> bool:
-        """True if the model is not free to write what it likes."""
+        """True if a grammar must bind the answer: calls are required, not parallel, or strict."""
         return self.required or not self.parallel or any(each.strict for each in self.functions)
 
 
 def wish_of(
     tools: Sequence[ToolBody] | None, choice: Any, *, parallel: bool | None
 ) -> ToolWish | None:
-    """Return which tools an answer may call; None if it may call none."""
+    """Return the tools that an answer may call; None if it may call none."""
     functions = [tool.function for tool in tools or ()]
     names = [each.name for each in functions]
     for each in functions:
@@ -119,13 +119,13 @@ def reasons(template: str) -> bool:
 
 
 def shown_ids(encoder: TextEncoder, form: ToolFormat | None, *, reasoning: bool) -> list[int]:
-    """Return the marks that are special tokens of the model, and must be seen in its answer."""
+    """Return the ids of the marks that are special tokens of the model and must be shown in its answer."""
     marks = [MARKS[form], CLOSE, "[ARGS]", "[CALL_ID]"] if form is not None else []
     return encoder.special_ids([*marks, THINK, THOUGHT] if reasoning else marks)
 
 
 def rendered(functions: Sequence[FunctionBody]) -> list[dict[str, Any]]:
-    """Return tools as templates take them."""
+    """Return tools in the form that templates take."""
     return [
         {
             "type": "function",
@@ -140,7 +140,7 @@ def rendered(functions: Sequence[FunctionBody]) -> list[dict[str, Any]]:
 
 
 def bound(wish: ToolWish, form: ToolFormat, encoder: TextEncoder) -> OutputGrammar:
-    """Return the grammar of an answer's calls; InvalidRequest names a function whose parameters it cannot keep to."""
+    """Return the grammar of an answer's calls; InvalidRequest `invalid_grammar` if parameters cannot be used."""
     schemas = [json.dumps(_parameters(wish, each)) for each in wish.functions]
     if sum(map(len, schemas)) > MAX_SOURCE_BYTES:
         raise InvalidRequest(
@@ -197,12 +197,12 @@ def _parameters(wish: ToolWish, each: FunctionBody) -> dict[str, Any]:
 
 
 def _again(what: str, most: int) -> str:
-    """Return how a grammar writes that something follows at most so many times."""
+    """Return the grammar's text for `what`, repeated at most `most` times."""
     return f" ({what}){{0,{most}}}" if most else ""
 
 
 def _mark(text: str, encoder: TextEncoder) -> str:
-    """Return how a grammar writes a mark: as its special token where it is one."""
+    """Return the grammar's text for a mark: its special token if the mark is one, else a string."""
     ids = encoder.special_ids([text])
     return f"<[{ids[0]}]>" if ids else json.dumps(text)
 
@@ -224,7 +224,7 @@ def templated_calls(calls: Sequence[ToolCallBody], where: str) -> list[dict[str,
 
 
 def short_id(given: str) -> str:
-    """Return an id of nine letters and digits, which every template takes; such ids stay as they are."""
+    """Return an id of nine letters and digits, which every template takes; an id of that form is unchanged."""
     if ID.fullmatch(given):
         return given
     return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()[:9]
