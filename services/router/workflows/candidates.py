@@ -13,12 +13,13 @@ from common.ranking import Ranked
 from common.wire.search import Diversity, HitScores, SearchResult, scored
 from common.wire.workflows import SearchRequest
 
-# Comparing two vectors of 384 numbers takes some ten microseconds; more than so many leave the event loop.
+# Comparing two vectors of 384 numbers takes some ten microseconds; more comparisons than this run in the pool of text
+# processes.
 FEW_COMPARISONS = 300
 
 
 class _Found(NamedTuple):
-    """What all shards found for one query."""
+    """The candidates of all shards for one query: hits, vector scores, text scores, and vectors (`rows`)."""
 
     hits: list[bytes]
     vector_scores: list[float]
@@ -27,7 +28,7 @@ class _Found(NamedTuple):
 
 
 def comparisons(ask: SearchRequest) -> int:
-    """Return how many pairs of vectors are compared to rank what several shards find."""
+    """Return the number of vector comparisons that ranking the candidates of several shards takes."""
     if ask.mmr is None:
         return 0
     return ask.count * ask.mmr.candidates * min(ask.k, ask.mmr.candidates)
@@ -36,9 +37,9 @@ def comparisons(ask: SearchRequest) -> int:
 def ranked(
     shards: Sequence[Sequence[SearchResult]], ask: SearchRequest, vectors: bytes
 ) -> SearchResult:
-    """Return the best k hits of each query, given each shard's candidates in parts; `vectors` are the queries'.
+    """Return the best k hits of each query among the candidates of all shards; `vectors` are the queries' vectors.
 
-    Scores of texts are as each shard computed them, from the words that its own texts hold.
+    The text scores are those that each shard computed from the words of its own texts.
     """
     size = len(vectors) // ask.count
     result = SearchResult(
@@ -66,7 +67,7 @@ def ranked(
 
 
 def _per_query(shards: Sequence[Sequence[SearchResult]]) -> list[_Found]:
-    """Return what all shards found, by query."""
+    """Return the candidates of all shards, by query."""
     columns = [
         (
             [row for part in parts for row in part.shown],

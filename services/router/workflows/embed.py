@@ -54,7 +54,7 @@ async def parcels(workflow: Workflow, plan: ParcelsPlan) -> RequestResult:
     )
     given = [Parcel(*parcel) for parcel in plan.parcels]
     if plan.whole:
-        families = families[:1]  # one admission is of one family
+        families = families[:1]  # one admission admits jobs of one family only
     ids, _ = await workflow.gather("part", families, EMBED_CLASSES, given, whole=plan.whole)
     return RequestResult(jobs=ids, info={"view": msgspec.to_builtins(plan.options)})
 

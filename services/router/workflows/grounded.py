@@ -1,8 +1,8 @@
 """The stages of a grounded answer: find passages (see `retrieve`), generate.
 
 Every stage's job id is a function of the request, so a router that takes over finds the jobs that exist and goes on.
-The generate job's id and the passages are reported as the request's progress once the job is admitted. With an interval
-the passages are found anew while it runs.
+The generate job's id and the passages are reported as the request's progress once the job is admitted. If the chat sets
+an interval, passages are retrieved again while the generate job runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from services.router.workflows.retrieve import Retrieved, retrieve
 from services.router.workflows.session_history import session_history
 from services.router.workflows.workflow import Workflow
 
-_FIRST_S, _MOST_S = 0.05, 1.0  # between two tries while the session changes
+_FIRST_S, _MOST_S = 0.05, 1.0  # first and longest pause while the session changes
 
 
 async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
@@ -79,7 +79,7 @@ async def ground(workflow: Workflow, plan: GroundPlan) -> RequestResult:
 
 
 async def _timed(workflow: Workflow, retrieval: dict[str, Any]) -> dict[str, Any]:
-    """Return a `retrieval` object with the times of the stages so far; those it names already stay as they are."""
+    """Return a `retrieval` object with the times of the stages so far; times that it already has stay as they are."""
     state = await workflow.context.bus.jobs.get(workflow.request)
     accepted_ms = 0 if state is None else state.created_ms
     known = retrieval.get("stages", [])
@@ -101,7 +101,7 @@ class _Prepared(NamedTuple):
 async def _outcome(
     workflow: Workflow, plan: GroundPlan, job: str, prepared: _Prepared | None
 ) -> Event:
-    """Return the outcome of the generate job; passages are found anew while it runs, if they have a slot."""
+    """Return the outcome of the generate job; if its passages have a slot, retrieve again while the job runs."""
     if prepared is None or prepared.made.slot is None:
         return await workflow.context.notifications.end(job, workflow.deadline_ms)
     made, spec, history = prepared
@@ -109,7 +109,7 @@ async def _outcome(
 
 
 async def _note(workflow: Workflow, session: str) -> None:
-    """Note the request with its session first, so that a deletion of the session finds the request."""
+    """Record the request in its session, so that a deletion of the session finds the request."""
     record = await Sessions(workflow.context.bus).get(session)
     if record is None or record.tenant != workflow.tenant:
         raise refusal("session_not_found", 0.0)
@@ -146,7 +146,7 @@ async def _family(workflow: Workflow, plan: GroundPlan) -> Family:
 async def _quotable(
     workflow: Workflow, plan: GroundPlan, found: Retrieved
 ) -> tuple[Unread, bytes] | None:
-    """Return what an extractive answer is chosen from, with its vectors; None where the model reads the passages."""
+    """Return the sentences for an extractive answer, with their vectors; None where the model can read the passages."""
     context, record = workflow.context, plan.collection
     await context.cards.card(plan.chat.model)
     spec = (await context.cards.specs())[plan.chat.model]
@@ -184,9 +184,9 @@ async def _prepare(
 async def _generate(
     workflow: Workflow, job: str, prepare: Callable[[], Awaitable[_Prepared]]
 ) -> _Prepared:
-    """Submit the generate job unless it exists, and return how it was prepared.
+    """Submit the generate job unless it exists, and return the job with the model and the history of its prompt.
 
-    A busy session and full lanes are refused; where no worker is up, or the bus is full, the job waits for them.
+    A busy session or full lanes raise the refusal; while no worker lives, or the bus is full, the job waits.
     """
     context, pause_s = workflow.context, _FIRST_S
     ticket = Ticket(context.admission.queue, family_of(job), 1.0)

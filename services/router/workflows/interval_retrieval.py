@@ -1,8 +1,9 @@
-"""Retrieval while an answer is written (PipeRAG): for each interval the passages in the prompt are found anew.
+"""Retrieval while an answer is written (PipeRAG): for each interval the passages in the prompt are retrieved again.
 
-The generate job runs in its worker; this follows its log, searches beside it, and sends it the passages as extensions.
-What a retrieval finds is a function of the request, its number and the tokens before it, and so are its jobs' ids: a
-router that takes over repeats the last one, whose jobs and extension are there, and goes on.
+The generate job runs in its worker; this module follows the job's log, searches meanwhile, and sends the passages to
+the job as extensions. The result of a retrieval is a function of the request, the retrieval's number and the tokens
+before it, and so are the ids of its jobs: a router that takes over repeats the last retrieval, whose jobs and extension
+exist, and goes on.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _LEAST_BUDGET_MS = 0.1  # a search that has no time left makes the least effort
 class IntervalRetrieval:
     """The retrievals of one grounded answer while its job writes it; `run` once.
 
-    A failed retrieval does not end the answer: the passages stay, and its readers are told why.
+    A failed retrieval does not end the answer: the passages stay, and the answer's readers are told the reason.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class IntervalRetrieval:
         spec: Spec,
         history: SessionHistory | None,
     ) -> None:
-        """`made` is what the job was made of, with its `slot`, `history` its session's before its turn."""
+        """`made` is the spec of the generate job, with its `slot`; `history` is the session before the job's turn."""
         retrieval, slot = plan.chat.retrieval, made.slot
         assert retrieval is not None
         assert slot is not None
@@ -74,9 +75,9 @@ class IntervalRetrieval:
         self._tokens: list[int] = []
         self._grown = asyncio.Event()
         self._next = 1
-        self._rests = RetrievalHistory(made.retrieval)  # as the job's log tells it
+        self._rests = RetrievalHistory(made.retrieval)  # by the job's log
         self._known = list(slot.passages)
-        self._sent = Replacement(slot.passages)  # the last one, which may not have taken effect yet
+        self._sent = Replacement(slot.passages)  # the last one sent, perhaps not in force
         self._intervals = _Intervals(workflow.timeline, retrieval.interval)
         self._accepted_ms = 0
 
@@ -99,16 +100,16 @@ class IntervalRetrieval:
             await cancel(following, retrieving)
             self._intervals.end()
         if left:
-            await self._workflow.cancel_jobs()  # of a retrieval that nobody waits for any more
+            await self._workflow.cancel_jobs()  # jobs of a retrieval that nobody waits for any more
         return outcome
 
     async def _step_s(self) -> float:
-        """Return the seconds of a token as the fastest worker publishes them, 0 where none does."""
+        """Return the seconds per token that the fastest worker publishes, 0 if no worker publishes any."""
         records = await self._workflow.context.bus.workers.records(family_of(self._job))
         return min((each.beta_s for each in records.values() if each.beta_s > 0), default=0.0)
 
     async def _restore(self) -> None:
-        """Take up what another router did before: the extensions in the job's log."""
+        """Restore the state that another router's retrievals left, from the extensions in the job's log."""
         for event in await self._workflow.context.bus.jobs.log(self._job):
             if event.ends:
                 return
@@ -123,7 +124,7 @@ class IntervalRetrieval:
 
     @property
     def _in_force(self) -> list[Passage]:
-        """The passages in the prompt by the job's log."""
+        """The passages in the prompt, according to the job's log."""
         rows = msgspec.convert(self._rests.shown["passages"], list[Passage])
         known = {passage.index: passage for passage in rows}
         return [known[index] for index in self._rests.in_force]
@@ -131,7 +132,7 @@ class IntervalRetrieval:
     # -- the answer
 
     async def _follow(self) -> Event:
-        """Take note of the answer's tokens as they come, and return the job's outcome."""
+        """Record the answer's tokens as they arrive, and return the job's outcome."""
         workflow = self._workflow
         items = follow(workflow.context.notifications, self._job, workflow.deadline_ms)
         async with aclosing(items):
@@ -140,7 +141,7 @@ class IntervalRetrieval:
                     return item
                 if isinstance(item, Applied):
                     self._rests.take(item)
-                    if not item.extension.note:  # the worker has refused it
+                    if not item.extension.note:  # the worker has refused the extension
                         self._sent = Replacement(self._in_force)
                 elif item.tokens:
                     self._grow(item.tokens)
@@ -154,7 +155,7 @@ class IntervalRetrieval:
         self._grown.set()
 
     async def _written(self, tokens: int) -> None:
-        """Wait until the answer has so many tokens."""
+        """Wait until the answer has `tokens` tokens."""
         while len(self._tokens) < tokens:
             self._grown.clear()
             await self._grown.wait()
@@ -166,7 +167,7 @@ class IntervalRetrieval:
         while self._next <= schedule.most:
             await self._written(schedule.asked(self._next))
             number = self._next
-            if self._retrieval.late == "keep":  # what is late already, nobody waits for
+            if self._retrieval.late == "keep":  # skip those that are late
                 number = max(number, schedule.current(len(self._tokens)))
             if number <= schedule.most:
                 with tracing.span("retrieval", attributes={"spillway.retrieval": number}):
@@ -174,7 +175,7 @@ class IntervalRetrieval:
             self._next = number + 1
 
     async def _retrieve(self, number: int) -> None:
-        """Make one retrieval and send what it found; an error of its own keeps the passages."""
+        """Make one retrieval and send its passages; an error of the retrieval alone keeps the former passages."""
         attempt = _Attempt(self._workflow.context.bus.clock)
         kept, change = "same", NO_CHANGE
         try:
@@ -190,14 +191,14 @@ class IntervalRetrieval:
         except SpillwayError as error:
             kept = error.code
         if kept and self._retrieval.late == "keep":
-            change = self._sent.splice  # the one before may not have taken effect yet
+            change = self._sent.splice  # the change sent before may not have taken effect yet
         note = self._note(number, attempt, kept)
         await self._workflow.context.bus.control.send(
             self._job, Extend(number=number, note=note, **change._asdict())
         )
 
     def _note(self, number: int, attempt: _Attempt, kept: str) -> bytes:
-        """Return what the job's log is to tell of a retrieval, and learn from how long it took."""
+        """Return a retrieval's note for the job's log, and learn the margin from the time that the retrieval took."""
         took_s, due_at = attempt.passed_s, self._schedule.boundary(number)
         if attempt.predicted_s is not None:
             self._workflow.context.margin.learn(took_s, attempt.predicted_s)
@@ -229,7 +230,7 @@ class IntervalRetrieval:
         ]
 
     async def _found(self, number: int, attempt: _Attempt) -> Replacement:
-        """Embed the latest tokens, search, and put what is found into the prompt."""
+        """Embed the latest tokens, search, and return the replacement of the prompt's passages by the hits."""
         workflow, plan, retrieval = self._workflow, self._plan, self._retrieval
         at, pool = self._schedule.asked(number), workflow.context.pool
         latest = self._tokens[max(0, at - WINDOW) : at]
@@ -254,7 +255,7 @@ class IntervalRetrieval:
         found = await find(workflow, self._record, ask, plan.parcel, plan.queries, number)
         hits = found.hits[0][: retrieval.k]
         attempt.take(found.report, len(hits))
-        first = 1 + number * retrieval.k  # so no number is used twice, whatever took effect
+        first = 1 + number * retrieval.k  # unused, whichever retrievals took effect
         with workflow.timeline.stage("prompt", number):
             call = partial(
                 replacement,
@@ -270,13 +271,13 @@ class IntervalRetrieval:
             return await pool.run(call)
 
     def _budget_ms(self) -> float:
-        """Return the time that a search has: that of an interval, less the margin."""
+        """Return the milliseconds that a search may take: those of an interval, less the margin."""
         margin_s = self._workflow.context.margin.value_s
         return max(_LEAST_BUDGET_MS, 1000 * budget_s(self._pace.interval_s, margin_s))
 
 
 class _Intervals:
-    """The intervals of an answer on its request's timeline and in its trace; they count from 1."""
+    """The intervals of an answer on its request's timeline and in its trace, numbered from 1."""
 
     def __init__(self, timeline: StageTimeline, interval: int) -> None:
         self._timeline, self._interval = timeline, interval
@@ -284,7 +285,7 @@ class _Intervals:
         self._span: Span = tracing.NONE
 
     def note(self, tokens: int, now_s: float) -> None:
-        """Note that the answer has so many tokens now."""
+        """Record that the answer has `tokens` tokens at `now_s`."""
         nth = (tokens - 1) // self._interval + 1
         if nth > self._nth:
             self.end()
@@ -303,7 +304,7 @@ class _Intervals:
 
 
 class _Attempt:
-    """One retrieval as it goes: what its note tells of it, and the seconds that it was foreseen to take."""
+    """One retrieval under way: query tokens, hits, effort and budget for its note, and the predicted seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.window = self.found = 0
@@ -314,11 +315,11 @@ class _Attempt:
 
     @property
     def passed_s(self) -> float:
-        """The seconds since it began."""
+        """The seconds since the retrieval began."""
         return self._clock.perf_s() - self._began_s
 
     def take(self, report: SearchReport | None, found: int) -> None:
-        """Note how the search went."""
+        """Record the report of the search and its number of hits."""
         self.found = found
         if report is not None:
             self.effort = report.effort

@@ -49,7 +49,7 @@ class JobGroup:
     async def submit_whole(self) -> None:
         """Submit all jobs in one step, each to the first lane with room for it; raise the refusal of them all.
 
-        `run` then finds the jobs as existing ones.
+        `run` then finds that the jobs exist.
         """
         admission = await self._context.admission.submit(
             self._caller, self._jobs, self._classes, prompt=self._prompt, spread=True
@@ -97,7 +97,7 @@ class JobGroup:
         return True
 
     async def _outcome(self, job: NewJob) -> str:
-        """Submit a job; return "admitted", "exists", or "refused", also where Redis is away."""
+        """Submit a job; return "admitted", "exists" or "refused"; "refused" also while Redis is away."""
         try:
             await self._own(job.id)
             admission = await self._context.admission.submit(
@@ -108,7 +108,7 @@ class JobGroup:
         return admission.outcome
 
     async def _collect(self) -> None:
-        """Wait until a job has ended, or there may be room for a refused one; keep the results."""
+        """Wait until a job has ended, or until there may be room for a refused job; keep the results."""
         awaited: set[asyncio.Task[Any]] = set(self._waiting)
         turn = None
         if self._ticket is not None:

@@ -1,4 +1,4 @@
-"""Planned jobs: requests of several jobs as the one job that a router's workflow runner leases."""
+"""Planned jobs: each request of several jobs is itself one job, which a router's workflow runner leases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.router.text.requests import Parcel
 
 
 class PlannedJobs:
-    """Makes the job of a plan; requests go round the partitions of the family `request`."""
+    """Makes the job of a plan, in each partition of the family `request` in turn."""
 
     def __init__(self, partitions: int) -> None:
         self._families = itertools.cycle(request_families(partitions))
@@ -21,7 +21,7 @@ class PlannedJobs:
     def spec(
         self, tenant: str, kind: str, plan: Plan, options: ResponseOptions, tokens: int = 0
     ) -> JobSpec:
-        """Return the job of a plan, for whose `tokens` a key is charged; TooLarge if it does not fit one message."""
+        """Return the job of a plan; `tokens` are charged to the key. TooLarge if the plan exceeds one message."""
         try:
             payload = encode(RequestWork(kind=kind, tenant=tenant, body=encode_plan(plan)))
         except ValueError as error:

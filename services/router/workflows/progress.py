@@ -17,7 +17,7 @@ GENERATE_STAGE = "generate"
 
 
 class StageProgress(msgspec.Struct, frozen=True):
-    """The jobs of a stage that are done, of `total`; a total of 0 is not known."""
+    """The number of a stage's jobs that are done, of `total` jobs; a `total` of 0 means unknown."""
 
     stage: str
     done: int
@@ -54,7 +54,7 @@ def grounded_progress(event: Event) -> GroundedProgress | None:
 
 
 def latest_grounded_progress(events: Sequence[Event]) -> GroundedProgress | None:
-    """Return the grounded progress among a request's events, None before its generate job was admitted."""
+    """Return the latest grounded progress among a request's events, None before the generate job was admitted."""
     found = (grounded_progress(event) for event in reversed(events))
     return next((progress for progress in found if progress is not None), None)
 

@@ -38,7 +38,7 @@ PAGE = 50
 
 
 async def reembed(workflow: Workflow, plan: ReembedPlan) -> RequestResult:
-    """Embed all texts of a collection into a new one, then give the new one the name; nobody writes meanwhile."""
+    """Embed all texts of a collection into a new collection, which then takes the name; a lock keeps writers out."""
     old, new, bus = plan.collection, plan.target, workflow.context.bus
     current = await Collections(bus).get(old.tenant, old.name)
     if current is None or current.id not in {old.id, new.id}:
@@ -56,7 +56,7 @@ async def reembed(workflow: Workflow, plan: ReembedPlan) -> RequestResult:
 
 
 async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> int:
-    """Fill the new collection, give it the name, and drop the old one; returns how many documents there are."""
+    """Fill the new collection, give it the name, and drop the old collection; return the number of documents."""
     old, new = plan.collection, plan.target
     shadow = shadow_of(new)
     workflow.on_cancel = partial(_undo, workflow, shadow, lock)
@@ -76,7 +76,7 @@ async def _replace(workflow: Workflow, plan: ReembedPlan, lock: RedisLock) -> in
 
 
 def shadow_of(record: CollectionRecord) -> CollectionRecord:
-    """Return a collection under the hidden name it has while it is being filled: clients cannot ask for it."""
+    """Return a collection's record under the name that the collection has while it is filled, unknown to clients."""
     return msgspec.structs.replace(record, name=f".{record.name}")
 
 
@@ -88,7 +88,7 @@ def _lock(workflow: Workflow, old: CollectionRecord) -> RedisLock:
 
 
 async def _place(workflow: Workflow, old: CollectionRecord, new: CollectionRecord) -> None:
-    """Place the new collection's shards where the old one's are, if these are placed."""
+    """Place the new collection's shards on the processes of the old collection's shards, if those are placed."""
     placements = Placements(workflow.context.bus)
     known = await placements.get(old.id)
     if known is None or not new.placed or await placements.get(new.id) is not None:
@@ -107,7 +107,7 @@ async def _place(workflow: Workflow, old: CollectionRecord, new: CollectionRecor
 
 
 async def _register(workflow: Workflow, old: CollectionRecord, shadow: CollectionRecord) -> None:
-    """Register the new collection under its hidden name, in place of what an earlier try left, and wait for shards."""
+    """Register the new collection under its hidden name, instead of an earlier try's, and wait for its shards."""
     collections = Collections(workflow.context.bus)
     await _place(workflow, old, shadow)
     if not await collections.create(shadow):
@@ -130,7 +130,7 @@ async def _undo(workflow: Workflow, shadow: CollectionRecord, lock: RedisLock) -
 async def _copy(
     workflow: Workflow, old: CollectionRecord, new: CollectionRecord, parcel: tuple[int, int]
 ) -> int:
-    """Embed and store all documents of `old` in `new`, page by page; returns how many there were."""
+    """Embed and store all documents of `old` in `new`, page by page; return their number."""
     done, page, context = 0, 0, workflow.context
     family = workflow.context.bus.writes.search_family(old.id)
     layout, target = await context.layouts.now(old), await context.layouts.now(new)

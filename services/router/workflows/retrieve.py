@@ -1,4 +1,4 @@
-"""The stages that find the passages of a grounded answer: rewrite the question, search, rerank what was found.
+"""The stages that find the passages of a grounded answer: rewrite the question, search, rerank the hits.
 
 Rewriting and reranking run where a chat asks for them. Every stage's job id is a function of the request.
 """
@@ -28,7 +28,7 @@ REWRITE_STAGE, RERANK_STAGE = "rewrite", "rerank"
 
 
 class Retrieved(NamedTuple):
-    """The hits of each query, the search that found them, and what the response tells of the stages around it."""
+    """The hits of each query, the search that found them, and the response's fields about rewriting and reranking."""
 
     hits: list[list[Hit]]
     search: SearchRequest
@@ -36,7 +36,7 @@ class Retrieved(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A search, the text of the query that says most, and what the response tells of it."""
+    """A search, the query's text for the reranker, and the response's fields about the rewriting."""
 
     search: SearchRequest
     query: str
@@ -44,7 +44,7 @@ class _Asked(NamedTuple):
 
 
 async def retrieve(workflow: Workflow, plan: GroundPlan) -> Retrieved:
-    """Return what the collection holds for a chat's last question."""
+    """Return the collection's hits for a chat's last question."""
     asked = await _rewrite(workflow, plan)
     found = await find(workflow, plan.collection, asked.search, plan.parcel, plan.queries)
     retrieval = plan.chat.retrieval
@@ -57,7 +57,7 @@ async def retrieve(workflow: Workflow, plan: GroundPlan) -> Retrieved:
 
 
 async def _rewrite(workflow: Workflow, plan: GroundPlan) -> _Asked:
-    """Return the search of a chat; where a model is to rewrite its question, that of the question that it wrote."""
+    """Return the search for a chat's question or, if the chat asks for that, for the question rewritten by a model."""
     retrieval = plan.chat.retrieval
     query = plan.asked[-1] if plan.asked else plan.chat.messages[-1]["content"]
     if retrieval is None or retrieval.rewrite is None or len(plan.asked) < 2:
@@ -88,7 +88,7 @@ async def _rewrite(workflow: Workflow, plan: GroundPlan) -> _Asked:
 
 
 async def _said(bus: Bus, job: str) -> str:
-    """Return the text of a generate job that is over, which has one choice."""
+    """Return the text of an ended generate job, which has one choice."""
     log = await bus.jobs.log(job)
     deltas = [decode_delta(event.data) for event in log if event.kind == "progress"]
     return "".join(piece.text for delta in deltas for piece in delta.pieces)
@@ -97,7 +97,7 @@ async def _said(bus: Bus, job: str) -> str:
 async def _rerank(
     workflow: Workflow, plan: GroundPlan, query: str, candidates: Sequence[Hit]
 ) -> tuple[list[Hit], dict[str, Any]]:
-    """Return hits ordered, and scored, by the cross-encoder, and what the response tells of that."""
+    """Return hits in the order of the cross-encoder's scores, and the response's fields about the reranking."""
     assert plan.chat.retrieval is not None
     assert plan.chat.retrieval.rerank is not None
     cards, model = workflow.context.cards, plan.chat.retrieval.rerank.model

@@ -142,7 +142,7 @@ class _ServedWorkflow:
             await worker.outbox.fail(lease, "internal_error", str(error), traceback.format_exc())
 
     async def stopped(self) -> None:
-        """Cancel the jobs of a cancelled request; a request that was fenced off goes on elsewhere with its jobs."""
+        """Cancel the jobs of a cancelled request; a request that another router took over keeps its jobs."""
         workflow = self.workflow
         state = await self._bus.jobs.get(workflow.request)
         if state is None or state.state != "cancelled":

@@ -31,11 +31,11 @@ from services.router.workflows.embed import embed, encoder_of
 from services.router.workflows.workflow import Workflow, letters
 
 QUERIES_AT_ONCE = 256
-_CANDIDATES_AT_ONCE = 4000  # of all queries of a job, with their passages: so many fit a message
+_CANDIDATES_AT_ONCE = 4000  # candidates of a job, all queries together, that fit a message
 
 
 def at_once(layout: ShardLayout, ask: SearchRequest) -> int:
-    """Return the most queries of one job: fewer where each shard answers with its candidates."""
+    """Return the largest number of queries in one job, smaller where each shard returns its candidates."""
     if not ask.depth or len(layout.numbers) == 1:
         return QUERIES_AT_ONCE
     return max(1, min(QUERIES_AT_ONCE, _CANDIDATES_AT_ONCE // (2 * ask.depth)))
@@ -102,9 +102,10 @@ async def merge(
     vectors: bytes,
     missing: list[MissingShard] | None = None,
 ) -> SearchResult:
-    """Return the best k hits of each query over all shards, given by number, and what is missing.
+    """Return the best k hits of each query over the results of `shards`, by shard number, and the `missing` shards.
 
-    Much comparing of vectors is left to the pool.
+    A ranking that compares many vectors runs in the pool. InvalidRequest `no_texts` if a search by words finds no
+    texts.
     """
     every = list(shards.values())
     if ask.mode != "vector" and max(part.texts for parts in every for part in parts) == 0:
@@ -121,7 +122,7 @@ async def merge(
 def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
     """Return the best k hits of each query over all shards, and all shards' applied ids.
 
-    The path is the first shard's; the report is that of the shard that took longest, with the least effort of all.
+    The path is the first shard's; the report is the slowest shard's, with the least effort of all shards.
     """
     if len(shards) == len(shards[0]) == 1:
         return shards[0][0]
@@ -152,7 +153,7 @@ def merged(shards: Sequence[Sequence[SearchResult]], k: int) -> SearchResult:
 
 
 def _report(reports: Sequence[SearchReport | None]) -> SearchReport | None:
-    """Return one report of searches that ran side by side; None where a shard sent none."""
+    """Return one report of searches that ran at the same time; None if a shard sent none."""
     known = [report for report in reports if report is not None]
     if len(known) < len(reports):
         return None
@@ -173,7 +174,7 @@ def _report(reports: Sequence[SearchReport | None]) -> SearchReport | None:
 
 
 def _scanned(shards: Sequence[Sequence[SearchResult]]) -> list[list[int]]:
-    """Return the lists that were read for each query, of the shard that read most."""
+    """Return the lists read for each query by the shard that read the most lists."""
     every = [
         [lists for result in results if result.report for lists in result.report.scanned]
         for results in shards
@@ -182,7 +183,7 @@ def _scanned(shards: Sequence[Sequence[SearchResult]]) -> list[list[int]]:
 
 
 def _quantizers(reports: Sequence[SearchReport]) -> str:
-    """Return the quantizers whose lists shards read, and that some read none; "" if none did."""
+    """Return the quantizers of the shards' lists, "exact" for a shard that read none; "" if no shard read lists."""
     if not any(report.quantizer for report in reports):
         return ""
     return ",".join(sorted({report.quantizer or "exact" for report in reports}))
@@ -191,7 +192,7 @@ def _quantizers(reports: Sequence[SearchReport]) -> str:
 def _best(
     shown: Sequence[Sequence[bytes]], scores: Sequence[Sequence[float]], k: int
 ) -> tuple[list[bytes], list[float]]:
-    """Return one query's best k hits of all shards and their scores; of equal ones the first shard's go first."""
+    """Return one query's best k hits of all shards and their scores; of equal scores the first shard's go first."""
     hits = [hit for row in shown for hit in row]
     near = [score for row in scores for score in row]
     order = sorted(range(len(near)), key=near.__getitem__, reverse=True)[:k]
@@ -208,7 +209,7 @@ async def find(
 ) -> SearchResult:
     """Embed questions that are texts, search every shard, and return the merged hits.
 
-    Of several searches of one request each needs an `nth` of its own, from which its jobs have their names.
+    If a request searches several times, each search needs its own `nth`, which is part of the names of its jobs.
     """
     prefix = f"r{letters(nth)}" if nth else ""
     vectors, clock = ask.vectors, workflow.context.bus.clock
@@ -244,7 +245,7 @@ async def _found(
     layout: ShardLayout,
     prefix: str,
 ) -> SearchResult:
-    """Return the hits of all shards of a layout, or of those that answer where the search may be partial."""
+    """Return the merged hits of a layout's shards; if the search may be partial, of the shards that answer."""
     context = workflow.context
     family = context.bus.writes.search_family(record.id)
     parcels = {

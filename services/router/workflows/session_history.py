@@ -12,7 +12,7 @@ from services.router.text.chats import SessionHistory
 def session_history(
     record: SessionRecord, turns: Sequence[Turn], fingerprint: str | None
 ) -> SessionHistory:
-    """Return the history; its tokens only if the model of `fingerprint` made them, none for None."""
+    """Return the history, with tokens only if the model of `fingerprint` made them; None means without tokens."""
     return SessionHistory(
         session=record.id,
         version=record.version,

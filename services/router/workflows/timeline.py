@@ -1,4 +1,4 @@
-"""The stages of one request on one axis of time: when each began and ended, as the router that runs them saw it."""
+"""The stages of one request on one time axis: their begins and ends, by the clock of the router that runs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.clock import Clock
 class StageRun(Struct, frozen=True, omit_defaults=True):
     """One run of a stage: milliseconds from the acceptance of its request; `nth` counts the runs of a stage from 0.
 
-    Runs may overlap: a retrieval beside the generation of its interval does.
+    Runs may overlap, for instance a retrieval and the generation of its interval.
     """
 
     name: str
@@ -25,12 +25,12 @@ class StageRun(Struct, frozen=True, omit_defaults=True):
 class StageTimeline:
     """The stages that a router has run of one request, in the order in which they ended.
 
-    Stages that another router ran before it died are not in it; repeated here they take as long as finding their jobs.
+    Stages that another router ran before it died are left out; a repeated stage takes the time of finding its jobs.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._zero_ms = clock.now_ms() - 1000 * clock.perf_s()  # of `perf_s`, by the bus' clock
+        self._zero_ms = clock.now_ms() - 1000 * clock.perf_s()  # the time at `perf_s` 0
         self._runs: list[tuple[str, int, float, float]] = []
 
     @contextmanager
@@ -41,11 +41,11 @@ class StageTimeline:
         self.note(name, nth, began_s, self._clock.perf_s())
 
     def note(self, name: str, nth: int, began_s: float, ended_s: float) -> None:
-        """Record one run of a stage, by the clock's `perf_s`."""
+        """Record one run of a stage; both times are the clock's `perf_s`."""
         self._runs.append((name, nth, began_s, ended_s))
 
     def times(self, accepted_ms: int) -> list[StageRun]:
-        """Return the runs so far, given when the request was accepted, by the bus' clock."""
+        """Return the runs so far; `accepted_ms` is the time of the request's acceptance, by the bus' clock."""
         return [
             StageRun(
                 name, self._since(began_s, accepted_ms), self._since(ended_s, accepted_ms), nth

@@ -17,19 +17,19 @@ from services.router.workflows.job_group import JobGroup
 from services.router.workflows.progress import Progress, StageProgress, encode_progress
 from services.router.workflows.timeline import StageTimeline
 
-BULK_SHARE = 0.5  # of a lane's depth, for the many jobs of one request
+BULK_SHARE = 0.5  # the part of a lane's depth that the many jobs of one request may fill
 
 
 def letters(number: int) -> str:
-    """Return a number in letters, as the names of stages are."""
+    """Return a number with letters for its digits (a for 0), since names of stages consist of letters."""
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
 class Workflow:
     """A leased request: its steps `gather` jobs and `report` progress; a cancellation reaches all its jobs.
 
-    `session`, where set, is the session whose deletion deletes the jobs too. `on_cancel` undoes what a cancelled
-    request leaves, `on_progress` is called when progress must be logged at once. `index` is that of the next event.
+    `session`, where set, is the session whose deletion deletes the jobs too. `on_cancel` undoes the changes of a
+    cancelled request; `on_progress` is called when progress must be logged at once. `index` is the next event's.
     `timeline` records when the stages ran.
     """
 
@@ -45,17 +45,17 @@ class Workflow:
 
     @property
     def deadline_ms(self) -> int:
-        """When the request's client stops waiting."""
+        """The time at which the request's client stops waiting."""
         return self.lease.deadline_ms
 
     def caller(self, share: float = 1.0) -> RequestContext:
-        """Return on whose behalf the jobs are submitted; `share` below 1 leaves the rest of a lane to others."""
+        """Return the caller of the request's jobs; a `share` below 1 leaves the rest of a lane to others."""
         return RequestContext(
             tenant=self.tenant, key=None, deadline_ms=self.deadline_ms, share=share
         )
 
     def report(self, progress: Progress, *, at_once: bool = False) -> None:
-        """Take note of progress: the next step logs it, or a step made now."""
+        """Keep progress for the next step to log; with `at_once` a step is made now."""
         self._progress = encode_progress(progress)
         if at_once and self.on_progress is not None:
             self.on_progress()
@@ -110,7 +110,7 @@ class Workflow:
         return names, results
 
     async def own(self, job: str) -> None:
-        """Count a job as this request's before it is admitted: a cancellation and its session's deletion reach it."""
+        """Claim a job before its admission, so that a cancellation and the session's deletion reach the job."""
         self.claim(job)
         if self.session:
             await Sessions(self.context.bus).note_job(self.session, job, self.request)

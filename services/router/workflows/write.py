@@ -40,7 +40,7 @@ WRITE_BYTES = 4 * 1024 * 1024
 KNOWN_AT_ONCE = 500
 READY_S = 5.0
 _CHUNK_BYTES = 512 * 1024
-_LOOK_MS = 1000  # after which a write that is not confirmed makes sure that its shard is there
+_LOOK_MS = 1000  # a write that stays unconfirmed checks this often that its shard exists
 
 
 async def await_served(
@@ -72,7 +72,7 @@ async def _served(
 async def drop_shards(
     bus: Bus, record: CollectionRecord, layout: ShardLayout, request: str, router: str
 ) -> None:
-    """Tell every replica that a collection is gone; those of a sealed shard learn it from the registry."""
+    """Tell every replica that a collection is dropped; replicas of a sealed shard learn it from the registry."""
     for shard in layout.numbers:
         write = Write(request=request, index=1 << 20, router=router, drop=True)
         with contextlib.suppress(ShardSealed):
@@ -99,7 +99,7 @@ async def _known_by(
     parcels: list[Parcel] = []
     groups = layout.grouped(ids)
     writes = workflow.context.bus.writes
-    # Whichever replica looks: it has applied all that was acknowledged before.
+    # `after` makes any replica first apply all writes that were acknowledged before.
     after = await asyncio.gather(*(writes.acknowledged(record.id, shard) for shard in groups))
     for (shard, mine), acknowledged in zip(groups.items(), after, strict=True):
         for first in range(0, len(mine), KNOWN_AT_ONCE):
@@ -227,7 +227,7 @@ async def _apply(
     shard: int,
     writes: Sequence[Write],
 ) -> str:
-    """Append writes to one shard and wait until enough replicas have synced the last; returns its entry id."""
+    """Append writes to one shard and wait until enough replicas have synced the last; return the last entry's id."""
     context, entry = workflow.context, ""
     for write in writes:
         entry = await context.bus.writes.append(record.id, shard, write)
@@ -266,7 +266,7 @@ async def _await_applied(
             return
         layout = await context.layouts.now(record)
         if any(shard in one.ancestors for one in layout.shards):
-            return  # which takes their replicas to have applied all that came before the seal
+            return  # children join the layout once their replicas have applied all writes before the seal
         if shard not in layout.numbers:
             raise Unavailable(
                 f"shard {shard} of collection {record.name!r} was given up; send the request again",
@@ -297,11 +297,11 @@ async def _spread(
     items: Mapping[str, T],
     writes: Callable[[str, int, Sequence[T]], list[Write]],
 ) -> str:
-    """Apply what `writes` makes of the items of each shard; returns the token of the applied ids.
+    """Apply to each shard the writes that `writes` makes of its items; return the token of the applied ids.
 
-    The name given to `writes`, with the index of each write, makes a repeated write known to its shard. Where a shard
-    was split meanwhile, its items go to those that succeed it, by a name of their own: nobody repeats these writes, as
-    who goes on with this request after us looks first what has been stored.
+    A shard recognises a repeated write by its index and the name given to `writes`. If a shard was split meanwhile, its
+    items go to its successors under another name: nobody repeats these writes, since a router that takes over this
+    request first looks up the stored documents.
     """
     name = f"{workflow.request}@{layout.version}" if layout.version else workflow.request
     applied: dict[int, str] = {}
@@ -361,7 +361,7 @@ async def write(workflow: Workflow, plan: WritePlan) -> RequestResult:
 
 
 async def delete(workflow: Workflow, plan: DeletePlan) -> RequestResult:
-    """Delete the documents that exist; NotFound for a single one that does not."""
+    """Delete the documents that exist; NotFound if the only one asked for does not exist."""
     record = plan.collection
     ids = list(dict.fromkeys(plan.ids))
     known, layout = await _known(workflow, record, ids)
