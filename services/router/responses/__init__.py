@@ -1,1 +1,1 @@
-"""Responses: results and answers as clients read them; no HTTP here."""
+"""Responses: results and answers in the form that clients read; the HTTP around them is in `http`."""

@@ -28,7 +28,7 @@ from services.router.responses.tool_calls import (
 )
 from services.router.text.passages import Passage, cited
 
-# JSON has no minus infinity: the number OpenAI reports for what could not have been drawn.
+# JSON has no minus infinity: this is the number that OpenAI reports for a token that could not have been drawn.
 _IMPOSSIBLE = -9999.0
 DONE = b"data: [DONE]\n\n"
 Position = tuple[int, int]
@@ -45,16 +45,16 @@ class ChoiceText(Struct):
     logprobs: list[tuple[Logprob, int]] = []
     reasoning: str = ""
     calls: list[ToolCall] = []
-    gained: Gained = Gained()  # of the last piece
+    gained: Gained = Gained()  # from the last piece
 
 
 class AnswerFormat:
-    """The answer to one request, built of its pieces, each taken once and in order (`take`)."""
+    """The answer to one request, built from its pieces, each of which is taken once and in order (`take`)."""
 
     def __init__(
         self, request: str, options: ResponseOptions, rests: RetrievalHistory | None = None
     ) -> None:
-        """`rests` is what a grounded answer rests on."""
+        """`rests` is the history of retrievals of a grounded answer."""
         self.options, self.rests = options, rests
         self.chat = options.kind == "chat"
         self.said = [ChoiceText(logprobs=[], calls=[]) for _ in range(options.choices)]
@@ -70,7 +70,7 @@ class AnswerFormat:
         }
 
     def take(self, piece: Piece) -> ChoiceText | None:
-        """Add a piece to its choice and return the choice; None for a choice the request does not have."""
+        """Add a piece to its choice and return the choice; None for a choice that the request does not have."""
         if piece.choice >= len(self.said):
             return None
         said = self.said[piece.choice]
@@ -95,7 +95,7 @@ class AnswerFormat:
     # -- a stream --------------------------------------------------------------------------------------
 
     def heads(self) -> list[bytes]:
-        """Return the chunks that begin the choices: the role, and a completion's own prompt if it was asked for."""
+        """Return the chunks that begin the choices: the role in a chat, or a completion's prompt if it is echoed."""
         frames = []
         for index in range(self.options.choices):
             if self.chat:
@@ -111,7 +111,7 @@ class AnswerFormat:
         return frames
 
     def extended(self, applied: Applied) -> bytes | None:
-        """Take an extension of the prompt and return the chunk that tells of its passages, if it is one of those."""
+        """Take an extension of the prompt and return a chunk with its passages; None if it has nothing to tell."""
         told = self.rests.take(applied) if self.rests is not None else None
         if told is None:
             return None
@@ -119,7 +119,7 @@ class AnswerFormat:
         return self._frame([choice], retrieval=told)
 
     def chunk(self, piece: Piece) -> bytes | None:
-        """Take a piece and return its chunk with its id; None if it has nothing to show yet."""
+        """Take a piece and return its chunk with its id; None if there is nothing to show yet."""
         said = self.take(piece)
         if said is None:
             return None
@@ -142,7 +142,7 @@ class AnswerFormat:
         return b"id: %d.%d\n" % (piece.at, piece.choice) + self._frame([choice])
 
     def _delta(self, index: int, said: ChoiceText) -> dict[str, Any]:
-        """Return what the last piece added to a choice's message."""
+        """Return the part of a choice's message that the last piece added."""
         gained, delta = said.gained, dict[str, Any]()
         if gained.reasoning:
             delta["reasoning_content"] = gained.reasoning
@@ -157,7 +157,7 @@ class AnswerFormat:
         return delta
 
     def _call(self, index: int, at: int, call: ToolCall) -> dict[str, Any]:
-        """Return a call; its id is a function of the request, so that every reader is told the same."""
+        """Return a call as OpenAI's object, with an id that is the same for every reader of the request."""
         function = {"name": call.name, "arguments": call.arguments}
         name = call_id(self._unique, at, index)
         return {"id": name, "type": "function", "function": function}
@@ -167,7 +167,7 @@ class AnswerFormat:
         return self._frame([], usage=usage(result), **self._session(result))
 
     def tail(self, result: GenerateResult) -> list[bytes]:
-        """Return the frames that end a stream: its usage if the client asked for it, and OpenAI's last line."""
+        """Return the frames that end a stream: the usage if the client asked for it, and OpenAI's last line."""
         return [*([self.usage_chunk(result)] if self.options.include_usage else []), DONE]
 
     def _frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -211,7 +211,7 @@ class AnswerFormat:
         return choice
 
     def echoed(self, index: int) -> str:
-        """Return the prompt that a completion's choice repeats; "" if it does not."""
+        """Return the prompt that a completion's choice repeats; "" without `echo`."""
         echo = self.options.echo
         return echo[index * len(echo) // self.options.choices] if echo else ""
 
@@ -239,7 +239,7 @@ def _citations(rests: RetrievalHistory, answer: str) -> list[dict[str, Any]]:
 
 
 def reader_of(marks: AnswerMarks | None) -> AnswerReader | None:
-    """Return what reads one choice's text; None where all of it is content."""
+    """Return the reader of one choice's text; None if the whole text is content."""
     if marks is None:
         return None
     opened = marks.reasoning == "opened"
@@ -249,7 +249,7 @@ def reader_of(marks: AnswerMarks | None) -> AnswerReader | None:
 
 
 def read_whole(marks: AnswerMarks | None, answer: str) -> Gained:
-    """Return what a whole answer turned out to be; one whose prompt began the reasoning lacks its first mark."""
+    """Return the parts of a whole answer; its reasoning has no first mark if the prompt ended with that mark."""
     if marks is not None and marks.reasoning:
         thought, ended, _ = answer.partition(THOUGHT)
         opened = bool(ended) and THINK not in thought
@@ -259,7 +259,7 @@ def read_whole(marks: AnswerMarks | None, answer: str) -> Gained:
 
 
 def call_id(unique: str, at: int, choice: int = 0) -> str:
-    """Return the id of the call number `at` of a choice of a job."""
+    """Return the id of call number `at` of a job's choice; `unique` is the job's unique part."""
     digest = hashlib.blake2b(f"{unique} {choice} {at}".encode(), digest_size=8).hexdigest()
     return digest[:9]
 
@@ -283,7 +283,7 @@ def _text(logprob: Logprob) -> str:
 
 
 def chat_logprob(one: Logprob) -> dict[str, Any]:
-    """Return a token's logarithm of probability as chats and responses show it, with the likeliest tokens."""
+    """Return a token's logprob in the form of chats and responses, with the likeliest tokens."""
     shown: dict[str, Any] = {
         "token": _text(one),
         "logprob": _finite(one.logprob),

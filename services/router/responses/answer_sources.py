@@ -1,4 +1,4 @@
-"""Sources of answers: the generate job that an answer is read from, and the job's pieces in order.
+"""Sources of answers: the generate job from which an answer is read, and the job's pieces in order.
 
 A plain generation is its own generate job; a grounded request names its generate job as progress.
 """
@@ -25,13 +25,13 @@ from services.router.workflows.progress import (
     grounded_options,
 )
 
-# The subscription rings for every step; the log is read only where a ring may have been missed.
+# A notification comes for every step; the log is read after this time, since a notification may be missed.
 LOOK_S = 2.0
 _SEVERAL_JOBS = "request~"
 
 
 class AnswerSource(NamedTuple):
-    """A generate job, the subscription made before the job was admitted, and what a grounded answer rests on."""
+    """A generate job, the subscription made before its admission, and the history of a grounded answer's retrievals."""
 
     job: str
     subscription: Subscription | None = None
@@ -52,9 +52,9 @@ async def follow(
 ) -> AsyncGenerator[AnswerEvent, None]:
     """Yield every piece of a generate job once, in rising order of (at, choice), then the job's outcome.
 
-    An extension of the prompt comes before the piece whose tokens follow it. Pieces of a folded log are compared with
-    those seen. If the deadline passes first, the outcome is an "expired" event made here. A `subscription` that was
-    there before the job was admitted spares the first look at the log.
+    An extension of the prompt comes before the piece whose tokens follow it. Pieces of a folded log that were yielded
+    before are left out. If the deadline passes first, the outcome is an "expired" event made by this function. A
+    `subscription` made before the job's admission spares the first look at the log.
     """
     order = _Order()
     events = notifications.events(job, 0, deadline_ms, subscription, look_s=LOOK_S)
@@ -72,7 +72,7 @@ async def follow(
 
 
 class _Order:
-    """The order of an answer's pieces and of the extensions of its prompt, each once, as deltas come."""
+    """Puts an answer's pieces and the extensions of its prompt in order, each once, as deltas arrive."""
 
     def __init__(self) -> None:
         self._seen, self._extended, self._tokens = (-1, -1), 0, 0
@@ -98,7 +98,7 @@ class _Order:
 
 
 def own_job(request: str, subscription: Subscription | None = None) -> SourceLookup:
-    """Return the source of a request that is its own generate job."""
+    """Return the look-up of the source of a request that is its own generate job."""
 
     async def source() -> AnswerSource:
         return AnswerSource(request, subscription)
@@ -113,7 +113,7 @@ class AnswerSources:
         self._bus, self._notifications, self._cards = bus, notifications, cards
 
     def of(self, request: str) -> SourceLookup:
-        """Return the source of a request that was accepted before; a grounded one's waits for its progress."""
+        """Return the look-up of a known request's source; for a grounded request the look-up waits for progress."""
         if not request.startswith(_SEVERAL_JOBS):
             return own_job(request)
 
@@ -131,7 +131,7 @@ class AnswerSources:
         return source
 
     async def generating(self, progress: GroundedProgress) -> AnswerSource:
-        """Return the source of a grounded answer whose job is known, and have this router notified of its events."""
+        """Return the source of a grounded answer whose job is known; this router is notified of the job's events."""
         await self._bus.jobs.adopt(progress.job, self._notifications.router)
         return AnswerSource(progress.job, None, RetrievalHistory(progress.retrieval))
 

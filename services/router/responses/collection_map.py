@@ -1,4 +1,4 @@
-"""The map of a collection put together from the parts that its shards have drawn: pure functions."""
+"""The map of a collection, joined from the parts that its shards have drawn, by pure functions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from common.wire.search import MapPart, MapPoint
 
 
 def shown_basis(basis: bytes) -> str | None:
-    """Return the plane of a map as clients get it, to give back; None without one."""
+    """Return the plane of a map in the form that clients get and send back; None without a plane."""
     return base64.urlsafe_b64encode(basis).decode() if basis else None
 
 
 def collection_map(name: str, parts: Sequence[MapPart], sample: int) -> dict[str, Any]:
-    """Return a collection's map; the first part is that of the shard whose plane all are drawn in.
+    """Return a collection's map; the first part is of the shard in whose plane all parts are drawn.
 
-    Of each shard as many points are taken as its share of the rows, so that together they are a sample of all.
+    Each shard contributes points in proportion to its rows, so that the map is a sample of all rows.
     """
     basis = parts[0].basis if parts else b""
     drawn = [part for part in parts if part.computed_ms]
@@ -43,7 +43,7 @@ def collection_map(name: str, parts: Sequence[MapPart], sample: int) -> dict[str
 
 
 def shares(rows: Sequence[int], most: int) -> list[int]:
-    """Return how many of `most` points go to each shard: as its share of the rows, and never more than it has."""
+    """Return the number of points of each shard, at most `most` in all, in proportion to the shards' rows."""
     total = sum(rows)
     if total <= most:
         return list(rows)
@@ -63,7 +63,7 @@ def _range(values: Iterable[float]) -> list[float] | None:
 def positions(
     basis: bytes, points: Sequence[MapPoint | dict[str, float]], *, pending: bool = False
 ) -> dict[str, Any]:
-    """Return where things lie, or (`pending`) that there is no map yet to place them on."""
+    """Return the positions of `points` as a reply; with `pending` the reply says that there is no map yet."""
     return {
         "object": "list",
         "basis": shown_basis(basis),
@@ -73,7 +73,7 @@ def positions(
 
 
 def placed(basis: bytes, vector: bytes, metric: str) -> dict[str, float]:
-    """Return where a free vector lies in a plane, as the shards place their own."""
+    """Return the position of any vector in a plane, computed as the shards compute those of their own vectors."""
     values, plane = array("f", vector), array("f", basis)
     size = len(values)
     norm = sqrt(fsum(value * value for value in values)) if metric == "cosine" else 1.0

@@ -1,4 +1,4 @@
-"""The statistics of a collection from those of its shards: a pure function."""
+"""The statistics of a collection, joined from the statistics of its shards by a pure function."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 _SUMMED = ("documents", "chunks", "bytes", "log_bytes", "torn_tails", "newer", "compared")
 
-# What is built over the chunks of some shards tells more than that others compare all.
+# An index built by some shards is reported rather than the exact comparison of the other shards.
 _BUILT = ("graph", "ivfpq")
 
 
 def collection_stats(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the statistics of all shards as those of one: sums, and where there is none, the worst of them.
+    """Return the statistics of all shards as one: the sum of each value or, where sums mean nothing, the worst value.
 
-    The recall is the least, its audit the oldest, `ef` the largest; deleted rows are weighed by what is live.
+    The recall is the least, `audited_at` the oldest, `ef` the largest; the ratio of deleted rows is that of all rows.
     """
     stats = dict(shards[0])
     if len(shards) == 1:

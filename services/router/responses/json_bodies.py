@@ -1,4 +1,4 @@
-"""JSON bodies of results: pure functions, run in the pool of text processes when the vectors are many."""
+"""JSON bodies of results: pure functions, run in the pool of text processes if the vectors are many."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def search(
 ) -> bytes:
     """Return the JSON of a search reply: one list of hits, or one per query. The hits come as JSON from their shard.
 
-    `applied` stands in the place of the result's own.
+    `applied`, if given, replaces the result's own applied ids.
     """
     rows = [b",".join(row) for row in found.shown]
     if options.many:
@@ -119,7 +119,7 @@ def document(doc: StoredDocument, include: Sequence[str], dimension: int) -> dic
 
 
 def documents(options: ResponseOptions, result: DocumentsResult) -> bytes:
-    """Return the JSON of a page of documents, or of the one asked for."""
+    """Return the JSON of a page of documents, or of one document."""
     shown = [document(doc, options.include, options.count) for doc in result.documents]
     if options.doc:
         return msgspec.json.encode({"object": "document", **shown[0], "applied": result.applied})

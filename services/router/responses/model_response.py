@@ -26,8 +26,8 @@ _HEADS = ("response.created", "response.in_progress")
 Kind = Literal["message", "reasoning", "function_call"]
 Usage = tuple[
     int, int, int
-]  # tokens of the prompt, those of them that were cached, and tokens of the answer
-# Of each kind: the beginning of its id, the type of its part, and the beginning of its events' names.
+]  # tokens of the prompt, cached tokens of the prompt, and tokens of the answer
+# For each kind of item: the beginning of its id, the type of its part, and the beginning of its events' names.
 _TEXTS = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
@@ -39,7 +39,7 @@ class _Marks(Struct, frozen=True):
 
 
 def marks_in(asked: bytes) -> AnswerMarks | None:
-    """Return how the text of a stored response's answer is read, from what is kept of its request."""
+    """Return the marks in a stored response's answer, from the fields of its request that are kept."""
     return msgspec.json.decode(asked, type=_Marks).marks if asked else None
 
 
@@ -78,7 +78,7 @@ class OutputItem(Struct):
         return {"type": kind, "text": self.text, "annotations": [], "logprobs": logprobs}
 
     def shown(self, status: str, *, empty: bool = False) -> dict[str, Any]:
-        """Return the item; `empty` as it is when it begins."""
+        """Return the item as an object of the API; with `empty` without its text or arguments, as it begins."""
         head = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None:
             arguments = "" if empty else self.call.arguments
@@ -90,7 +90,7 @@ class OutputItem(Struct):
 
 
 class ModelResponse:
-    """The response to one request, built of its pieces, each taken once and in order (`take` or `chunk`)."""
+    """The response to one request, built from its pieces, each taken once and in order by `take` or `chunk`."""
 
     def __init__(self, job: str, options: ResponseOptions) -> None:
         self.options = options
@@ -102,7 +102,7 @@ class ModelResponse:
         self._reader = reader_of(options.marks)
         self._items: list[OutputItem] = []
         self._finish: str | None = None
-        self._count = 0  # of events so far
+        self._count = 0  # the number of events so far
         begun = {**self._body("in_progress"), "usage": None}
         self._heads = [self._event(kind, response=begun) for kind in _HEADS]
 
@@ -142,7 +142,7 @@ class ModelResponse:
         yield self._event(f"{_TEXTS[kind][2]}.delta", **self._place(), delta=text, **more)
 
     def _called(self, call: ToolCall) -> Iterator[bytes]:
-        """Yield the events of a call, which is told whole."""
+        """Yield the events of a call, which is sent whole."""
         yield from self._closed()
         at = sum(1 for item in self._items if item.call is not None)
         item = self._new("function_call", "fc")
@@ -182,14 +182,14 @@ class ModelResponse:
         return self._heads
 
     def chunk(self, piece: Piece) -> bytes | None:
-        """Take a piece and return its events, the last one with the piece's id; None if it has nothing to show."""
+        """Take a piece and return its events, the last one with the piece's id; None if there is nothing to show."""
         events = self._taken(piece)
         if not events:
             return None
         return b"".join([*events[:-1], b"id: %d.%d\n" % (piece.at, piece.choice), events[-1]])
 
     def extended(self, _: Applied) -> None:
-        """Ignore an extension of the prompt: a response tells of no passages."""
+        """Ignore an extension of the prompt: responses have no passages."""
 
     def tail(self, result: GenerateResult) -> list[bytes]:
         """Return the events after the last token; the last one holds the whole response."""
@@ -198,7 +198,7 @@ class ModelResponse:
         return [*frames, self._event(f"response.{whole['status']}", response=whole)]
 
     def _ends(self) -> Iterator[bytes]:
-        """End the output; one that has nothing in it has an empty message."""
+        """Yield the events that end the output; an output without items gets an empty message."""
         if not self._items:
             yield from self._text("message", "", [])
         yield from self._closed(self._status())
@@ -224,7 +224,7 @@ class ModelResponse:
         return msgspec.json.encode(self._whole(result))
 
     def kept(self, turn: Turn) -> bytes:
-        """Return a response as JSON from the turn that its session keeps; what was cached is not known any more."""
+        """Return a response as JSON from the turn that its session keeps; cached tokens are reported as 0."""
         self._finish = turn.finish
         list(self._gained(read_whole(self.options.marks, turn.answer), []))
         list(self._ends())
@@ -278,7 +278,7 @@ def _usage(prompt: int, cached: int, answer: int) -> dict[str, Any]:
 
 
 def error_event(error: SpillwayError, body: dict[str, Any]) -> bytes:
-    """Return an error as the last event of a stream, with the fields of such an event beside the stream's `body`."""
+    """Return an error as the last event of a stream, with the Responses API's fields beside those of `body`."""
     event = {
         "type": "error",
         "code": error.code,

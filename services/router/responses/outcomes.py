@@ -30,7 +30,7 @@ def _details(event: Event) -> ErrorDetails:
 
 
 def error_of(event: Event) -> SpillwayError:
-    """Return the error of a job's outcome that is no result."""
+    """Return the error of a job's outcome other than a result."""
     if event.kind == "expired":
         return DeadlineExceeded(event.message or "the deadline passed before the result")
     if event.kind == "cancelled":

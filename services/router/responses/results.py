@@ -1,4 +1,4 @@
-"""JSON of a request's result, for the client that waits or for one that comes back."""
+"""JSON of a request's result, for a client that waits and for one that comes back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tool calls and reasoning in the text of an answer, read as the text comes.
 
-What is found does not depend on how the text was cut into pieces. A call is told whole, once it is complete; what
-only looks like a call (broken JSON, an unknown name, an end in its middle) is content, as it was written.
+The result does not depend on the borders of the pieces. A call is reported as a whole, once it is complete; text that
+only looks like a call (broken JSON, an unknown name, an early end) is unchanged content.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from common.wire.workflows import ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
-# What stands before and after the calls of a format, and how an answer begins that is a call without a mark.
+# The marks before and after the calls of each format, and the beginning of an answer that is a call without a mark.
 MARKS: dict[ToolFormat, str] = {
     "hermes": "<tool_call>",
     "llama": "<|python_tag|>",
     "mistral": "[TOOL_CALLS]",
 }
-CLOSE = "</tool_call>"  # of hermes
+CLOSE = "</tool_call>"  # the mark after a call of hermes
 _BARE: dict[ToolFormat, str] = {"hermes": "", "llama": "{", "mistral": "[{"}
-# Mistral's later way: a name, an id perhaps, and the arguments' object.
+# Mistral's later format of a call: a name, an optional id, and the object of arguments.
 _NAMED = re.compile(
     r"\s{0,8}([A-Za-z0-9_-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]{1,64})?(?:\[ARGS\])?\s{0,8}(?=\{)"
 )
-_MOST_BEFORE = 256  # characters of it
-_BETWEEN = " \n\t\r;,"  # what separates the calls of llama
+_MOST_BEFORE = 256  # characters of a name and an id
+_BETWEEN = " \n\t\r;,"  # characters between the calls of llama
 
 
 class ToolCall(NamedTuple):
@@ -38,7 +38,7 @@ class ToolCall(NamedTuple):
 
 
 class Gained(NamedTuple):
-    """What a piece of an answer's text turned out to be."""
+    """The content, calls and reasoning that a piece of an answer's text has made certain."""
 
     content: str = ""
     calls: Sequence[ToolCall] = ()
@@ -46,10 +46,10 @@ class Gained(NamedTuple):
 
 
 class ReasoningSplitter:
-    """Tells reasoning, which stands between marks at an answer's beginning, from the content after it."""
+    """Separates the reasoning between marks at an answer's beginning from the content after it."""
 
     def __init__(self, *, opened: bool) -> None:
-        """With `opened` the prompt ended with the first mark."""
+        """`opened` means that the prompt ended with the first mark."""
         self._state = "inside" if opened else "before"
         self._held = ""
         self._said = False
@@ -99,18 +99,18 @@ class ReasoningSplitter:
 
 
 class ToolCallParser:
-    """Reads the calls of one choice, in a model's own format; only `names` are called."""
+    """Reads the calls of one choice, in a model's own format; only functions in `names` can be called."""
 
     def __init__(self, form: ToolFormat, names: Sequence[str]) -> None:
         self._form, self._names = form, frozenset(names)
         self._mark, self._bare = MARKS[form], _BARE[form]
         self._held = ""  # text that is not decided yet
-        self._raw = ""  # the text since the last thing that was told, if it may belong to a call
+        self._raw = ""  # reported neither as content nor as a call, but perhaps a call
         self._state = "text"
         self._scan = _Scan()
-        self._name = ""  # of Mistral's later way
-        self._begun = False  # content or a call was told
-        self._called = False  # a call was told last
+        self._name = ""  # the function in Mistral's later format
+        self._begun = False  # content or a call was reported
+        self._called = False  # a call was reported last
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
 
@@ -159,7 +159,7 @@ class ToolCallParser:
         return False
 
     def _open(self, length: int) -> None:
-        """Go from the text into a call; the first `length` held characters come before its value."""
+        """Go from text to a call; the first `length` held characters come before the call's value."""
         self._raw += self._held[:length]
         self._held = self._held[length:]
         self._state, self._name = "head", ""
@@ -201,7 +201,7 @@ class ToolCallParser:
         return True
 
     def _in_tail(self, *, end: bool) -> bool:
-        """Pass by what stands after a call: its closing mark, or what separates it from the next."""
+        """Skip the text after a call: its closing mark, or the characters before the next call."""
         if self._state == "between":
             begin = self._held.lstrip(_BETWEEN)
             if not begin and not end:
@@ -219,7 +219,7 @@ class ToolCallParser:
         return True
 
     def _give_up(self) -> bool:
-        """Tell as content what is no call after all."""
+        """Report text that proved to be no call as content."""
         self._tell(self._raw)
         self._raw, self._state = "", "text"
         return True
@@ -232,7 +232,7 @@ class ToolCallParser:
         self._begun, self._called = True, self._called and blank
 
     def _calls_of(self, text: str) -> list[ToolCall]:
-        """Return the calls of a complete JSON text; none if it is anything else."""
+        """Return the calls in a complete JSON text; none if the text is anything else."""
         try:
             value = json.loads(text)
             if self._name:
@@ -288,7 +288,7 @@ class AnswerReader:
         self._splitter, self._parser = splitter, parser
 
     def read(self, text: str, *, end: bool) -> Gained:
-        """Return what a piece of text turned out to be; with `end` it is the last one."""
+        """Return the content, calls and reasoning that a piece of text makes certain; `end` marks the last piece."""
         reasoning, calls = "", list[ToolCall]()
         if self._splitter is not None:
             reasoning, text = self._splitter.push(text, end=end)
