@@ -1,4 +1,4 @@
-"""Affinity: the worker whose own lane a job should take, since it holds the prompt's pages or reads questions first."""
+"""Affinity: the worker whose own lane a job should take, since it holds the prompt's pages or is the only worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.router.admission.job_spec import Prompt
 
 
 class Preference(NamedTuple):
-    """A worker, or None, and the seconds that recomputing the pages it holds of a prompt would take."""
+    """A worker, or None, and the seconds that the worker's pages of a prompt save, since they need no recomputing."""
 
     worker: str | None = None
     value_s: float = 0.0
@@ -25,10 +25,10 @@ _ALWAYS_S = 3600.0
 
 
 def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most: int) -> Preference:
-    """Return the worker whose pages of a prompt save the most seconds, by the cost that the worker has published.
+    """Return the worker whose pages of a prompt save the most seconds, by the cost that each worker has published.
 
-    `tokens` is how many of the prompt's `most` tokens each worker holds. NOBODY if no worker that takes work holds any,
-    or only one worker takes work.
+    `tokens` maps each worker to the number of the prompt's `most` tokens that it holds. NOBODY if no worker that takes
+    work holds any, or only one worker takes work.
     """
     takes = {name: w for name, w in workers.items() if not (w.draining or w.closed)}
     if len(takes) < 2:
@@ -42,9 +42,9 @@ def choose(tokens: Mapping[str, int], workers: Mapping[str, WorkerRecord], most:
 
 
 def reads_first(classes: Sequence[str], workers: Mapping[str, WorkerRecord]) -> Preference:
-    """Return the only worker of the first class that is served: a question in its own lane passes the shared one.
+    """Return the only worker of the first class that has workers: in its own lane a question passes the shared lane.
 
-    NOBODY where several workers share the class: a question in the lane of one would wait while another is idle.
+    NOBODY if several workers share the class: a question in one worker's lane would wait while another is idle.
     """
     for cls in classes:
         serving = [name for name, worker in workers.items() if cls in worker.classes]
@@ -56,8 +56,8 @@ def reads_first(classes: Sequence[str], workers: Mapping[str, WorkerRecord]) -> 
 async def preferred(bus: Bus, family: Family, classes: Sequence[str], prompt: Prompt) -> Preference:
     """Return the worker that holds the prompt's session, else the one that holds most of the prompt's prefix.
 
-    For the question of a search it is the worker that reads its own lane first. What workers have published may be out
-    of date; admission checks which of them live. Raises BusDown.
+    For the question of a search, return the result of `reads_first`. Published records may be out of date: admission
+    checks which workers live. Raises BusDown.
     """
     if prompt.question:
         return reads_first(classes, await bus.workers.registered(family))

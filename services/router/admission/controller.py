@@ -31,7 +31,7 @@ OWN_S = 3600.0  # the value of running a workflow on the router that accepted it
 
 
 class AdmissionController:
-    """Accepts requests and submits jobs to lanes; one a router, and the only caller of `bus.admission`.
+    """Accepts requests and submits jobs to lanes; one per router, and the only caller of `bus.admission`.
 
     `draining` tells the HTTP side to refuse new requests.
     """
@@ -53,7 +53,7 @@ class AdmissionController:
         self._used: dict[Family, float] = {}
 
     def prefer(self, family: Family, consumer: str) -> None:
-        """Prefer this router's own lane, which is that of `consumer`, for the requests of a family from now on."""
+        """Prefer this router's own lane, the lane of `consumer`, for the requests of a family from now on."""
         self._own_consumers[family] = consumer
 
     def used_within(self, seconds: float) -> list[Family]:
@@ -69,7 +69,7 @@ class AdmissionController:
     ) -> tuple[str, Subscription | None]:
         """Claim, charge and admit a request; return its id, and the subscription to its job if the job is new.
 
-        Raises 409, 429 or 503 with nothing left behind.
+        A refusal (404, 409, 429, 503, 504) undoes the claim and the charge; after BusDown the claim stays.
         """
         request = job_id(spec.family, ulid(self._bus.clock.now_ms()))
         if caller.idempotency_key:
@@ -101,7 +101,7 @@ class AdmissionController:
         request: str,
         ask: Callable[[], Awaitable[T | None]],
     ) -> T | None:
-        """Charge a pure read of a family, which is no job, and return what `ask` gives; None costs nothing."""
+        """Charge a read of a family that needs no job, and return the result of `ask`; None costs nothing."""
         if caller.key is None:
             found = await ask()
         else:
@@ -111,7 +111,7 @@ class AdmissionController:
         return found
 
     def count_read(self, family: Family) -> None:
-        """Note that a pure read of a family was made."""
+        """Count a read of a family that needed no job."""
         self._used[family] = self._bus.clock.monotonic()
         metrics.admitted(lane_label(family, "call")).inc()
 
@@ -137,7 +137,7 @@ class AdmissionController:
     async def attach(self, caller: RequestContext) -> str | None:
         """Return the known request of the caller's idempotency key, or None; Conflict (409) for another body.
 
-        A repeated request that is attached before it is prepared costs no preparation, and a session no second turn.
+        Attach before preparing: a repeated request then costs no preparation, and its session gets no second turn.
         """
         if not caller.idempotency_key:
             return None
@@ -152,7 +152,7 @@ class AdmissionController:
         return name
 
     async def take_over(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Make this router answer for a request, since the client came here."""
+        """Make this router responsible for a request whose client came to this router."""
         await self._bus.jobs.adopt(request, self.router)
         await self._store.note_reader(request)
         if resume_s > 0:
@@ -163,8 +163,8 @@ class AdmissionController:
     ) -> None:
         """Refuse a request of many jobs that all lanes together cannot finish before its deadline.
 
-        The prediction uses the costs that workers publish and what their lanes hold. Raises RateLimited `deadline`, or
-        Unavailable `no_worker`.
+        The prediction uses the costs that workers publish and the work in their lanes. Raises RateLimited `deadline`,
+        or Unavailable `no_worker`.
         """
         workers = [
             worker
@@ -208,7 +208,7 @@ class AdmissionController:
         parcel, view = spec.parcel, b""
         shaped = spec.view.shapes_vectors or spec.view.marks or spec.view.asked
         if not caller.attached or spec.view.stream or shaped:
-            # Any router must be able to continue a stream that broke off, and to show a result, in its format.
+            # Any router must be able to continue a broken stream, and to show a result, in the format of the request.
             options = msgspec.structs.replace(spec.view, resume_s=caller.resume_s)
             view = encode_options(options)
         job = NewJob(request, parcel.payload, parcel.items, parcel.tokens, view)
@@ -242,11 +242,11 @@ class AdmissionController:
         waits: bool = False,
         came_ms: int = 0,
     ) -> Admission:
-        """Admit `jobs`, all of one family, to lanes of `classes`, or refuse them all; a job that exists is adopted.
+        """Admit `jobs`, all of one family, to lanes of `classes`, or refuse them all; adopt a job that exists.
 
-        `prompt` is that of a generation, or QUESTION; `origin` the request whose stage the jobs are, `spread` lets each
-        job take a lane of its own, and with `waits` a refusal asks for a notification when there is room. The objective
-        of a lane counts from `came_ms` (0: from now). Raises BusDown.
+        `prompt` is a generation's prompt, or QUESTION; `origin` is the request to which the stage of these jobs
+        belongs. With `spread` each job may take another lane; with `waits` a refusal asks for a notification when there
+        is room. A lane's objective counts from `came_ms` (0: from now). Raises BusDown.
         """
         family = family_of(jobs[0].id)
         self._used[family] = self._bus.clock.monotonic()

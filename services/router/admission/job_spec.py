@@ -15,9 +15,9 @@ from services.router.text.requests import Parcel
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller of a request, its deadline, and what a disconnect means.
+    """The caller of a request, its deadline, and the consequence of a disconnect.
 
-    `own` says that the client or its key set the deadline; `share` below 1 leaves the rest of a lane to others. The
+    `own` means that the client or its key set the deadline; `share` below 1 leaves the rest of a lane to others. The
     request was complete at `came_ms` (0: not known).
     """
 
@@ -43,10 +43,10 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(NamedTuple):
-    """The parts of a prompt that admission needs; by `session` and `marks` it finds the worker that holds the pages.
+    """The parts of a prompt that admission needs; `session` and `marks` lead to the worker that holds the pages.
 
-    `session` makes the job the next turn after `version`; `marks` are every 8th page id of the prompt, which has
-    `tokens` tokens. A `question` is that of a search, and no worker holds pages of it.
+    With `session` the job is the session's next turn after `version`; `marks` are every 8th page id of the prompt,
+    which has `tokens` tokens. `question` marks the question of a search, of which no worker holds pages.
     """
 
     session: str = ""
@@ -61,9 +61,9 @@ QUESTION = Prompt(question=True)
 
 
 class JobSpec(NamedTuple):
-    """One job that is a request: its family and classes, its size, and the format of its response.
+    """A request that is one job: its family and classes, its size, and the format of its response.
 
-    `charge_tokens` is the charge to a key's quota; `view.tokens` of these are input.
+    `charge_tokens` are charged to the key's quota; `view.tokens` of them are input.
     """
 
     family: Family

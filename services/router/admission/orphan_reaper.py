@@ -1,4 +1,4 @@
-"""The list of resumable requests that this router answers for, and the cancelling of those that dead routers left."""
+"""The list of resumable requests for which this router is responsible, and the cancelling of dead routers' requests."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from common.bus import Bus
 from common.ids import Family
 from common.registry.requests import Requests
 
-DEAD_MS = 5000  # a router without a beat for so long is dead
+DEAD_MS = 5000  # a router without a beat for this long is dead
 _log = log.get("router")
 
 
 class OrphanReaper:
-    """Keeps the list of the resumable requests of one router, and cancels the orphans of dead ones."""
+    """Keeps the list of one router's resumable requests, and cancels the orphans: requests that dead routers left."""
 
     def __init__(self, bus: Bus, router: str) -> None:
         self._bus, self._router, self._requests = bus, router, Requests(bus)
 
     async def hold(self, request: str, resume_s: float, deadline_ms: int) -> None:
-        """Answer for a request until `release`.
+        """Take responsibility for a request until `release`.
 
-        If this router dies, another one cancels the request `resume_s` seconds after the last `beat`.
+        If this router dies, another router cancels the request `resume_s` seconds after the last `beat`.
         """
         await self._requests.hold(request, self._router, resume_s, deadline_ms)
 
     async def release(self, request: str) -> None:
-        """Stop answering for a request, since it is over."""
+        """Drop a request that is over from the list."""
         await self._requests.release(request, self._router)
 
     async def beat(self) -> None:
@@ -35,9 +35,9 @@ class OrphanReaper:
         await self._requests.note_router(self._router)
 
     async def sweep(self, families: Iterable[Family]) -> list[str]:
-        """Cancel the orphans whose clients did not come back within their grace, and return them.
+        """Cancel the orphans whose clients did not come back within their grace, and return the ids of these orphans.
 
-        After an outage of Redis no router counts as dead before every router had time to state that it lives.
+        After an outage of Redis no router counts as dead until every router has had time for a `beat`.
         """
         if self._bus.connection.policy.reached_for() * 1000 < DEAD_MS:
             return []
@@ -49,7 +49,7 @@ class OrphanReaper:
         return cancelled
 
     async def _end(self, family: Family, router: str, silent_ms: int, cancelled: list[str]) -> bool:
-        """Cancel the overdue orphans of one router in one family; return whether some are not due yet."""
+        """Cancel the overdue orphans of one router in one family; return whether any are not due yet."""
         left = False
         for request, resume_s in (await self._requests.held(family, router)).items():
             state = await self._bus.jobs.get(request)

@@ -22,8 +22,8 @@ CLASSES_OF: Mapping[str, Sequence[str]] = {
     "search": SEARCH_CLASSES,
     "request": REQUEST_CLASSES,
     "sessions": SESSION_CLASSES,
-}  # by the kind of a family
-LOW_SHARE = 0.5  # of a lane's depth, for requests of low priority
+}  # classes by kind of family
+LOW_SHARE = 0.5  # the part of a lane's depth for requests of low priority
 _TERMS: dict[Admission, Terms] = {
     "windve-tokens": Terms("finish", "first"),
     "windve": Terms("count", "first"),
@@ -34,33 +34,33 @@ _HOP_PRIOR_S, _HOP_MOST_S = 0.005, 0.2
 
 
 def request_families(partitions: int) -> list[Family]:
-    """Return the families whose jobs are requests of several jobs."""
+    """Return the families of workflows: each of their jobs is a request of several jobs."""
     return [Family("request", n) for n in range(partitions)]
 
 
 class DeliveryLatency:
-    """The time from the end of a job to its client: p99 of the notification's delay + p99 of writing the response."""
+    """The seconds from a job's end to its client: p99 of the notification's delay plus p99 of writing the response."""
 
     def __init__(self) -> None:
-        # From the end of a job until its router was notified, and from there to the response.
+        # `heard`: from the end of a job to its router's notification; `replied`: from there to the response.
         self.heard = Lateness(0.99, window=1000, prior=_HOP_PRIOR_S)
         self.replied = Lateness(0.99, window=1000)
 
     @property
     def p99_s(self) -> float:
-        """The seconds that an admission must allow for; bounded, so that one stall does not close lanes for long."""
+        """The seconds of delivery that admission allows for; bounded, lest one stall close lanes for long."""
         return min(self.heard.value + self.replied.value, _HOP_MOST_S)
 
 
 class LanePolicy:
-    """The rules by which jobs are admitted: policy `name` for lanes of embeddings, predicted ends for all others."""
+    """The rules of admission: the policy `name` for lanes of embeddings, predicted ends for all other lanes."""
 
     def __init__(self, name: Admission, hops: DeliveryLatency) -> None:
         self.name: Admission = name
         self.hops = hops
 
     def classes(self, asked: Sequence[str]) -> Sequence[str]:
-        """Return the classes that a job for `asked` may take, in order."""
+        """Return, in order, the classes among `asked` that a job may take."""
         if tuple(asked) == EMBED_CLASSES and self.name == "accelerator-only":
             return EMBED_CLASSES[:1]
         return asked

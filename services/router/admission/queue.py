@@ -10,9 +10,9 @@ from common.bus import Notifications
 from common.ids import Family
 from common.tasks import wait
 
-# A notification may be lost, and a lane may have room without one (a worker's depth grew): try again after so long.
+# The time between tries: a notification may be lost, and a lane may have room without one (a worker's depth grew).
 AGAIN_S = 2.0
-# The pause after a refusal, so that a busy lane is not tried whenever one of its jobs ends.
+# The first and the longest pause after a refusal: a busy lane is not tried whenever one of its jobs ends.
 _FIRST_S, _MOST_S = 0.01, 0.1
 
 Line = tuple[Family, float]
@@ -28,7 +28,7 @@ class AdmissionQueue:
         notifications.on_room = self.wake
 
     def wake(self, family: Family) -> None:
-        """Wake the first of each line of a family, and every submission that is being tried at this moment."""
+        """Wake the first ticket of each of a family's lines, and every ticket that is in a try at this moment."""
         for ticket in self.trying.get(family, ()):
             ticket.turn.set()
         for (of, _), line in self.lines.items():
@@ -39,7 +39,7 @@ class AdmissionQueue:
 class Ticket:
     """One submission's place in the queue: `begin` before each try, `wait` after a refusal, `leave` at the end.
 
-    It stands in the line from its first `wait` until `leave`.
+    The ticket stands in the line from its first `wait` until `leave`.
     """
 
     def __init__(self, queue: AdmissionQueue, family: Family, share: float) -> None:

@@ -1,4 +1,4 @@
-"""Requests from acceptance to outcome: run for their clients, and cancelled when their clients leave."""
+"""Requests from acceptance to outcome: the router runs them for their clients, and cancels them if clients leave."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _log = log.get("router")
 
 
 class RequestRunner:
-    """Runs requests and follows them to their outcomes; one a router.
+    """Runs requests and follows them to their outcomes; one per router.
 
-    `on_flagged` is called when a running job was flagged as cancelled, so that a workflow on this router stops at once.
+    `on_flagged` is called after a running job was flagged as cancelled, so that a workflow on this router stops at
+    once.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class RequestRunner:
     async def wait(
         self, request: str, deadline_ms: int, subscription: Subscription | None = None
     ) -> Event:
-        """Return a request's outcome; counts as a reader of the request while waiting."""
+        """Return a request's outcome; while waiting, the caller counts as a reader of the request."""
         with self.reading(request):
             return await self._notifications.end(request, deadline_ms, subscription)
 
     @contextlib.contextmanager
     def reading(self, request: str) -> Iterator[None]:
-        """Count as a reader of a request within the block."""
+        """Count the block as a reader of a request."""
         self._readers[request] = self._readers.get(request, 0) + 1
         try:
             yield
@@ -93,17 +94,17 @@ class RequestRunner:
                 del self._readers[request]
 
     async def ended(self, caller: RequestContext, request: str, event: Event) -> None:
-        """Free what a request holds, once the client that sent it knows the outcome."""
+        """Free a request's quota, list entry and claim, once the client that sent it knows the outcome."""
         if caller.key is not None and caller.key.concurrency:
             self._spawn(self._quotas.leave(caller.key, request))
         self.settled(caller, request, event)
         if caller.idempotency_key and event.kind != "result" and event.index >= 0:
-            # A request without a result: the next try under this key is a new request, not the same failure again.
+            # Without a result, the next try under this key is a new request instead of the same failure again.
             with contextlib.suppress(BusDown):
                 await Idempotency(self._bus).release(caller.tenant, caller.idempotency_key, request)
 
     def settled(self, caller: RequestContext, request: str, event: Event) -> None:
-        """Stop answering for a resumable request that has ended, once any of its readers knows the outcome."""
+        """Drop a resumable request that has ended from the list, once any of its readers knows the outcome."""
         if caller.resume_s > 0 and event.index >= 0:
             self._spawn(self._orphans.release(request))
 
@@ -115,13 +116,13 @@ class RequestRunner:
     def left(
         self, caller: RequestContext, request: str, subscription: Subscription | None = None
     ) -> None:
-        """Note that a request's client left: cancelled at once if attached, after its grace if resumable."""
+        """Cancel a request whose client left: at once if attached, after its grace if resumable."""
         if subscription is not None:
             subscription.close()
         self._spawn(self._outlive(caller, request))
 
     async def cancel(self, request: str) -> str:
-        """Cancel a request: "removed", "flagged", "over" or "unknown"."""
+        """Cancel a request; return "removed", "flagged", "over" or "unknown"."""
         verdict = await self._bus.control.cancel(request)
         if verdict == "flagged":
             self.on_flagged()
@@ -137,11 +138,12 @@ class RequestRunner:
         self.left(caller, request, subscription)
 
     async def _outlive(self, caller: RequestContext, request: str) -> None:
-        """Cancel a request that nobody reads any more, when its grace is over."""
+        """Cancel a request that has no reader when its grace is over."""
         if caller.key is not None:
             await self._quotas.leave(caller.key, request)
         if self._admission.draining or (caller.idempotency_key and caller.resume_s <= 0):
-            # A stopping router disconnects its clients itself; a client with a key comes back by the key.
+            # A stopping router disconnects its clients itself; a client with an idempotency key can come back with the
+            # key.
             return
         if caller.resume_s > 0:
             if not await self._unread(request, caller.resume_s):
@@ -151,7 +153,7 @@ class RequestRunner:
         _log.info("request_abandoned", request_id=request, verdict=verdict)
 
     async def _unread(self, request: str, resume_s: float) -> bool:
-        """Wait until no client asked for a request for `resume_s`; False if one reads it, or another router has it."""
+        """Wait for `resume_s` without a client of a request; False if a client reads it, or another router has it."""
         while True:
             await asyncio.sleep(resume_s)
             if request in self._readers:

@@ -16,14 +16,14 @@ _MOST_DELIVERED = 500_000
 
 
 class RequestStore:
-    """Reads request records, and removes those whose results are delivered; one a router."""
+    """Reads request records, and removes those whose results are delivered; one per router."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._delivered: deque[tuple[float, str]] = deque(maxlen=_MOST_DELIVERED)
 
     async def options(self, request: str) -> ResponseOptions | None:
-        """Return the format of a request's response, None where none was stored."""
+        """Return the format of a request's response, None if none was stored."""
         raw = await self._bus.jobs.view(request)
         return None if raw is None else decode_options(raw)
 
@@ -38,16 +38,16 @@ class RequestStore:
             raise _no_request(request)
 
     async def note_reader(self, request: str) -> None:
-        """Note that a client came back for a request, so that it is not cancelled for want of a reader."""
+        """Record that a client came back for a request, so that the request is not cancelled for want of a reader."""
         await Requests(self._bus).note_reader(request)
 
     def delivered(self, request: str, jobs: Sequence[str] = ()) -> None:
-        """Note that the client has the result: `sweep` removes the request and its jobs DELIVERED_S later."""
+        """Record that the client has the result: `sweep` removes the request and its jobs DELIVERED_S later."""
         now = self._bus.clock.monotonic()
         self._delivered.extend((now, job) for job in (request, *jobs))
 
     async def sweep(self) -> None:
-        """Remove requests delivered some time ago; those left when a router stops expire by themselves."""
+        """Remove requests delivered more than DELIVERED_S ago; those left when a router stops expire by themselves."""
         before = self._bus.clock.monotonic() - DELIVERED_S
         jobs: list[str] = []
         while self._delivered and self._delivered[0][0] < before:
