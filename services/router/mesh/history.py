@@ -11,19 +11,19 @@ from services.router.mesh import recent_batches, recent_counts
 from services.router.mesh.recent_batches import RecentBatches
 from services.router.mesh.recent_counts import RecentCounts
 
-ENCODERS = ("embed", "rerank")  # the kinds of families whose batches are noted
+ENCODERS = ("embed", "rerank")  # the kinds of families whose batches are recorded
 _log = log.get("router")
 
 
 class MeshHistory:
-    """Notes metrics and batches while the router runs."""
+    """Records metrics and batches while the router runs."""
 
     def __init__(self, bus: Bus, cards: Cards) -> None:
         self._bus, self._cards = bus, cards
         self.counts, self.batches = RecentCounts(bus.clock), RecentBatches(bus.clock)
 
     def start(self) -> list[asyncio.Task[None]]:
-        """Begin to note, until the tasks that are returned are ended."""
+        """Begin to record, and return the tasks that record until they are ended."""
         self.counts.note()
         supervisor = self._bus.supervisor
         return [

@@ -14,7 +14,7 @@ class LaneDepths:
         return self._deepest.get(family)
 
     def note(self, family: str, depths: list[tuple[int, int]]) -> None:
-        """Note the depths, in items and tokens, of a family's lanes; none removes the family."""
+        """Record the depths, in items and tokens, of a family's lanes; an empty list removes the family."""
         if depths:
             items, tokens = zip(*depths, strict=True)
             self._deepest[family] = (max(items), max(tokens))

@@ -13,13 +13,13 @@ from services.router.admission.policy import CLASSES_OF, SESSIONS, request_famil
 from services.router.mesh.lane_depths import LaneDepths
 from services.router.mesh.planned_costs import PlannedCosts
 
-USED_S = 60.0  # a family is watched for so long after its last job
+USED_S = 60.0  # a family is watched for this long after its last job
 MOST_FAMILIES = 64
 EMPTY = LaneState(0, 0, 0, 0, 0.0, 0)
 
 
 class LaneMonitor:
-    """Reads families round by round: `read` each, then `end_round` removes the gauges of what was not read."""
+    """Reads families in rounds: `read` each family, then `end_round` removes the gauges of all others."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LaneMonitor:
         self._read_families: set[Family] = set()
 
     async def others(self, models: Sequence[Family]) -> list[Family]:
-        """Return the families to read beside those of models: in use lately, or with dead letters."""
+        """Return the families to read besides the models': requests, sessions, families in use or with dead letters."""
         if self._dead is None:
             self._dead = set(await DeadLetters(self._bus).families())
         used = [f for f in self._admission.used_within(USED_S) if f not in models][:MOST_FAMILIES]
@@ -88,7 +88,7 @@ def _set_gauges(name: str, lane: LaneState) -> None:
     metrics.PENDING.labels(name).set(lane.pending)
     metrics.QUEUED.labels(name).set(lane.queued)
     metrics.STRANDED.labels(name).set(lane.stranded)
-    metrics.ADMITTED.labels(name)  # a lane that nothing spilled to counts 0
+    metrics.ADMITTED.labels(name)  # a lane without jobs so far counts 0
 
 
 def _remove_gauges(name: str) -> None:

@@ -42,7 +42,7 @@ class MeshMonitor:
         self._rounds = 0
 
     def start(self) -> asyncio.Task[None]:
-        """Begin to monitor, until the task that is returned is ended."""
+        """Begin to monitor, and return the task that monitors until it is ended."""
         return self._bus.supervisor.process(self._run(), "mesh monitor")
 
     async def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The costs that a deployment's plan was made of, and by how much those of the workers differ from them now."""
+"""The costs on which a deployment's plan is based, compared with the workers' present costs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from common.ids import Family
 from common.wire.registry import WorkerRecord
 from services.router import metrics
 
-DRIFT = 1.5  # a batch that takes so many times the planned seconds, or that part of them, is another machine's
+DRIFT = 1.5  # a ratio of present to planned seconds beyond this, or below 1 / this, is drift
 KINDS = ("embed", "rerank", "chat", "search")
 _PART = re.compile(r"([a-z]+):([0-9]{1,9}):([0-9]{1,9})=([0-9.]+(?:e[+-]?[0-9]{1,2})?)")
 
 
 class PlannedBatch(NamedTuple):
-    """A batch of a kind of work, of so many items and tokens, and the seconds that the plan reckons with."""
+    """A batch of a kind of work, its items and tokens, and its seconds according to the plan."""
 
     kind: str
     items: int
@@ -28,7 +28,7 @@ class PlannedBatch(NamedTuple):
 
 
 def parse_planned_costs(text: str) -> list[PlannedBatch]:
-    """Return the batches of a text, `kind:items:tokens=seconds` with commas between them; ConfigError if it is none."""
+    """Return the batches of a text, `kind:items:tokens=seconds` with commas between; ConfigError for another text."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _PART.fullmatch(part)
@@ -43,17 +43,17 @@ def parse_planned_costs(text: str) -> list[PlannedBatch]:
 
 
 class PlannedCosts:
-    """Compares the living workers' cost models with the plan's, one gauge a kind."""
+    """Compares the living workers' cost models with the plan's costs, in one gauge per kind of work."""
 
     def __init__(self, text: str) -> None:
-        """`text` is SPILLWAY_PLANNED_COSTS; ConfigError if it is none."""
+        """`text` is the value of SPILLWAY_PLANNED_COSTS; ConfigError for one that cannot be parsed."""
         self._batches = parse_planned_costs(text)
         self._live: dict[str, dict[str, list[LinearCost]]] = {
             each.kind: {} for each in self._batches
         }
 
     def note(self, family: Family, workers: Iterable[WorkerRecord]) -> None:
-        """Note the cost models of a family's workers as they are now, and set the gauge of its kind."""
+        """Record the present cost models of a family's workers, and set the gauge of the family's kind."""
         if (families := self._live.get(family.kind)) is None:
             return
         each = [LinearCost(w.beta_s, w.alpha_items_s, w.alpha_tokens_s) for w in workers]
@@ -64,9 +64,9 @@ class PlannedCosts:
         gauge.set(max(ratios, key=lambda ratio: abs(math.log(ratio)), default=math.nan))
 
     def compare(self) -> list[dict[str, Any]]:
-        """Return planned and present seconds of each planned batch, the latter by the mean of the workers of its kind.
+        """Return the planned and the present seconds of each planned batch, the latter as the mean over its workers.
 
-        `live_s` and `ratio` are None of a kind that no worker has a cost model of.
+        `live_s` and `ratio` are None for a kind of work without a worker that has a cost model.
         """
         return [self._compared(batch) for batch in self._batches]
 

@@ -1,4 +1,4 @@
-"""The mesh's processes as the API shows them: what each was told, and the limits of what it serves."""
+"""The mesh's processes as the API shows them: each process' settings, and the limits of the families it serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.router.mesh.snapshot import FamilyState
 def processes_of(
     processes: Iterable[ProcessRecord], states: Iterable[FamilyState]
 ) -> list[dict[str, Any]]:
-    """Return every living process with the families it serves, by the place that both records name."""
+    """Return every living process with the families it serves, matched by the `place` in both records."""
     served: dict[str, list[dict[str, Any]]] = {}
     for state in states:
         for record, alive in state.workers:

@@ -1,6 +1,7 @@
-"""The batches that encoders ran lately: points that the dashboard plots against the fitted cost line.
+"""The batches that encoders ran recently, which the dashboard plots against the fitted cost line.
 
-A worker's record holds its last batch at every heartbeat, so the points are a sample, one a second while it works.
+A worker's record holds its last batch at every heartbeat, so the batches are a sample, one per second while the worker
+is busy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LATELY_S = 60.0
 
 
 class RecentBatch(NamedTuple):
-    """A worker's last batch at one time, with the batches run and the tokens computed by then."""
+    """A worker's last batch at time `at_s`, with the `number` of batches and `total` of tokens computed by then."""
 
     at_s: float
     number: int
@@ -38,7 +39,7 @@ class RecentBatches:
         self._noted: dict[Family, dict[str, deque[RecentBatch]]] = {}
 
     def note(self, family: Family, records: Iterable[WorkerRecord]) -> None:
-        """Note the last batch of each of a family's workers, the lost ones too; forget all other workers."""
+        """Record the last batch of each of a family's workers, lost workers included; forget all other workers."""
         before, now_s = self._noted.get(family, {}), self._clock.monotonic()
         self._noted[family] = found = {}
         for record in records:
@@ -53,7 +54,7 @@ class RecentBatches:
         return [(batch.items, batch.tokens, round(batch.seconds, 6)) for batch in noted[-KEPT:]]
 
     def tokens(self, family: Family, worker: str) -> int:
-        """Return the tokens that a worker computed within LATELY_S, since it was first noted."""
+        """Return the tokens that a worker computed within LATELY_S, counted from its first record."""
         since_s = self._clock.monotonic() - LATELY_S
         noted = pairwise(self._of(family, worker))
         return sum(b.total - a.total for a, b in noted if b.at_s >= since_s)

@@ -1,4 +1,4 @@
-"""This router's counts of the last minutes: its metrics now, less its metrics then."""
+"""This router's counts of the last minutes: the growth of its metrics since then."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from common.clock import Clock
 from services.router import metrics
 
 EVERY_S = 5.0
-KEPT = 60  # notes, so five minutes
+KEPT = 60  # recorded metrics, so five minutes
 MINUTE_S = 60.0
-# The routes that run something: reading the mesh is no load.
+# The routes that run jobs; routes that only read the mesh are no load.
 ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -36,7 +36,7 @@ Counts = dict[tuple[str, Labels], float]
 
 
 class RecentCounts:
-    """Notes of the router's metrics, one every EVERY_S seconds."""
+    """The router's metrics, recorded every EVERY_S seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class RecentCounts:
         self._used: dict[str, deque[float]] = {}
 
     def note(self) -> None:
-        """Note the metrics as they are now."""
+        """Record the present metrics."""
         self._notes.append((self._clock.monotonic(), _counts()))
         shares = _shares()
         for lane, share in shares.items():
@@ -53,7 +53,7 @@ class RecentCounts:
             del self._used[gone]
 
     def used(self, lane: str) -> list[float]:
-        """Return the share of a lane's depth in use, 0..1 or more, at each note, oldest first."""
+        """Return the share of a lane's depth in use, 0..1 or more, at each recorded time, oldest first."""
         return [round(share, 4) for share in self._used.get(lane, ())]
 
     def summary(self) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class RecentCounts:
         }
 
     def _since(self, note: tuple[float, Counts]) -> tuple[float, Counts]:
-        """Return the seconds since a note, and the counts of these seconds."""
+        """Return the seconds since a record, and the growth of each metric in these seconds."""
         then, before = note
         gained = {key: value - before.get(key, 0.0) for key, value in _counts().items()}
         return round(self._clock.monotonic() - then, 3), gained
 
 
 def _by(gained: Counts, name: str, label: str) -> list[dict[str, Any]]:
-    """Return by how much a counter grew, for each value of its label where it did."""
+    """Return the growth of a counter for each value of its label, without values for which it did not grow."""
     return [
         {label: dict(labels)[label], "count": int(count)}
         for (found, labels), count in sorted(gained.items())
@@ -157,7 +157,7 @@ def _by_model(gained: Counts, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _buckets(gained: Counts, name: str, **labels: str) -> dict[float, float]:
-    """Return, by upper bound, how many values were at most that, over all series with these labels."""
+    """Return, by upper bound, the number of values up to that bound, over all series with these labels."""
     found: dict[float, float] = {}
     for own, value in _matching(gained, f"{name}_bucket", **labels):
         bound = float(own["le"])
@@ -172,7 +172,7 @@ def _quantiles(buckets: dict[float, float]) -> dict[str, float | None]:
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     """Return the value below which `share` of the counted values lies, None if there are none.
 
-    `buckets` maps rising upper bounds to how many values were at most that. Values are assumed to be spread evenly
+    `buckets` maps rising upper bounds to the number of values up to that bound. Values are assumed to be spread evenly
     within a bucket, and those above the last finite bound to be as large as that bound.
     """
     total = max(buckets.values(), default=0.0)

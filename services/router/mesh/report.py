@@ -14,7 +14,7 @@ from services.router.mesh.snapshot import FamilyState
 
 
 def lanes_of(states: Iterable[FamilyState], models: dict[str, str]) -> list[dict[str, Any]]:
-    """Return every lane; the lanes of all searches are one. `models` maps a family's name to its model."""
+    """Return every lane; the lanes of all searches are one lane. `models` maps a family's name to its model."""
     found: dict[str, dict[str, Any]] = {}
     for family, lanes, workers, shards, _ in states:
         for cls in [name for name in lanes if not name.startswith("w.")]:
@@ -63,7 +63,7 @@ def _add(
 
 
 def _held_s(items: int, tokens: int, workers: list[WorkerRecord]) -> float:
-    """Return the predicted seconds of so much work in the largest batches of workers that share it."""
+    """Return the predicted seconds of `items` and `tokens` in the largest batches of workers that share this work."""
     n = len(workers)
     costs = [_cost(record) for record in workers]
     mean = LinearCost(*(sum(parts) / n for parts in zip(*costs, strict=True)))
@@ -82,7 +82,7 @@ def _cost(record: WorkerRecord) -> LinearCost:
 
 
 def open_queries(record: WorkerRecord, hop_s: float) -> int:
-    """Return how many queries may arrive at any time and still end within the objective; 0 for no encoder.
+    """Return the number of queries that may arrive at any time and still end within the objective; 0 for no encoder.
 
     D_o = floor((slo - hop - 2 beta - margin) / alpha): a query that arrives just after a batch began waits for it.
     """
@@ -98,9 +98,9 @@ def process_of(record: WorkerRecord) -> str:
 def workers_of(
     states: Iterable[FamilyState], models: dict[str, str], batches: RecentBatches, hop_s: float
 ) -> list[dict[str, Any]]:
-    """Return every worker, one a process and model; the shards of a process are one worker. Lost workers come last.
+    """Return every worker, one per process and model, lost workers last; the shards of a process are one worker.
 
-    `hop_s` is the time from the end of a job to its client, for which depths in queries allow.
+    `hop_s` is the time from a job's end to its client, which depths in queries take into account.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for family, _, workers, shards, steps in states:
@@ -177,7 +177,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
 
 
 def _join(known: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add the worker of another family of the same process."""
+    """Add to a worker the worker of another family in the same process."""
     if other["state"] == "ready" or known["state"] == "lost":
         known["state"] = other["state"]
     known["shards"] += other["shards"]

@@ -20,9 +20,9 @@ FRESH_S = 0.8
 
 
 class FamilyState(NamedTuple):
-    """One family's lanes by class, its workers, living and lost, and how many shards are searched there.
+    """One family's lanes by class, its workers (True: living, False: lost), and the number of shards searched there.
 
-    `steps` are the latest of which workers attended a part on the host, by worker.
+    `steps` are, by worker, the latest steps with attention on the host.
     """
 
     family: Family
@@ -33,7 +33,7 @@ class FamilyState(NamedTuple):
 
 
 class MeshSnapshot:
-    """Reads every family at most once in FRESH_S, however many ask."""
+    """Reads every family at most once in FRESH_S, for any number of callers."""
 
     def __init__(self, bus: Bus, cards: Cards, partitions: int) -> None:
         self._bus, self._cards = bus, cards
@@ -43,7 +43,7 @@ class MeshSnapshot:
         self._states: list[FamilyState] = []
 
     async def states(self) -> list[FamilyState]:
-        """Return the state of every family, those of searches last; BusDown if Redis is away."""
+        """Return the state of every family, with the families of searches last; BusDown if Redis is away."""
         async with self._lock:
             now = self._bus.clock.monotonic()
             if self._read_at is None or now - self._read_at >= FRESH_S:
