@@ -1,1 +1,1 @@
-"""The router's HTTP: one file a group of routes, middlewares, streams and replies."""
+"""The router's HTTP: one file per group of routes, and middlewares, streams and replies."""

@@ -1,4 +1,4 @@
-"""Requests that are being handled and streams that are being written: counted, awaited, and ended by a drain."""
+"""Requests in progress and open streams: counted, and awaited or ended when the router drains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ActiveRequests:
             self._quiet.set()
 
     async def quiet(self) -> None:
-        """Wait until no request is being handled."""
+        """Wait until no request is in progress."""
         if self.count:
             await self._quiet.wait()
 
@@ -53,5 +53,5 @@ class OpenStreams:
         """End every open stream with an error from which its client resumes at another router."""
         now = asyncio.get_running_loop().time()
         for limit in self._limits:
-            with contextlib.suppress(RuntimeError):  # not entered yet, or exiting already
+            with contextlib.suppress(RuntimeError):  # the timeout is not entered yet, or exiting
                 limit.reschedule(now)

@@ -1,4 +1,4 @@
-"""Answers of generations, streamed or whole, to the client that sent the request or to one that comes back."""
+"""Answers of generations, streamed or whole, for the client that sent the request and for one that comes back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TokenLatency:
         self._tokens: dict[int, int] = {}
 
     def note(self, piece: Piece) -> None:
-        """Note a piece that has arrived just now."""
+        """Record a piece that has just arrived."""
         if not piece.tokens or not self._counts:
             return
         now = self._clock.perf_s()
@@ -61,7 +61,7 @@ class TokenLatency:
         self._tokens[piece.choice] = self._tokens.get(piece.choice, 0) + len(piece.tokens)
 
     def end(self) -> None:
-        """Count the answer, which is complete."""
+        """Record the complete answer's time per token in the metrics."""
         for choice, tokens in self._tokens.items():
             took_s = self._last[choice] - self._first[choice]
             if tokens > 1 and took_s > 0:
@@ -69,10 +69,10 @@ class TokenLatency:
 
 
 class ReaderAnswer(NamedTuple):
-    """One reader's answer: `source` may have to wait; `position` is the last piece that the reader already has.
+    """One reader's answer: `source` looks its job up; `position` is the last piece that the reader has.
 
-    `owner` is the connection that sent the request: the request may be cancelled when it ends. The answer is `fresh`
-    unless the request was known before: then its latencies are not a generation's.
+    `owner` means the connection that sent the request, whose end may cancel the request. `fresh` is false for a request
+    that was known before: its latencies are not those of a generation.
     """
 
     caller: RequestContext
@@ -110,7 +110,7 @@ class AnswerWriter:
         self._streams, self._clock = streams, clock
 
     async def deliver(self, request: web.Request, answer: ReaderAnswer) -> web.StreamResponse:
-        """Answer a request that was accepted: by a stream if it asked for one, else by one JSON body."""
+        """Answer an accepted request: by a stream if the client asked for one, else by one JSON body."""
         request[MODEL], request[REQUEST_ID] = answer.options.model, answer.request
         if answer.options.stream:
             return await self.stream(request, answer)
@@ -138,7 +138,7 @@ class AnswerWriter:
         return form.whole(result)
 
     async def stream(self, request: web.Request, answer: ReaderAnswer) -> web.StreamResponse:
-        """Write chunks as they arrive, a comment where none arrives for a while, and an error that ends the answer.
+        """Write chunks as they arrive, a comment when none arrives for PING_S, and an error that ends the answer.
 
         A reader slower than SLOW_S is disconnected. A stopping router ends the stream with an error, from which the
         client resumes.
@@ -166,7 +166,7 @@ class AnswerWriter:
         return response
 
     async def _frames(self, answer: ReaderAnswer, began: float) -> AsyncGenerator[bytes, None]:
-        """Yield the frames that a reader has not yet; an error is the last frame."""
+        """Yield the frames that a reader does not have yet; an error is the last frame."""
         latency = self._latency(answer, began)
         try:
             source = await answer.source()
@@ -175,7 +175,7 @@ class AnswerWriter:
                 for head in form.heads():
                     yield head
             outcome: Event | None = None
-            extensions: list[bytes] = []  # a reader has those before the last piece that it has
+            extensions: list[bytes] = []  # frames to yield before the next piece
             pieces = self._sources.pieces(source, answer.caller.deadline_ms)
             async with contextlib.aclosing(pieces):
                 async for item in pieces:
@@ -229,7 +229,7 @@ async def _taken(
     form: AnswerFormat | ModelResponse,
     latency: TokenLatency | None = None,
 ) -> Event:
-    """Take all pieces of a job into an answer and return the job's outcome."""
+    """Add all pieces of a job to an answer and return the job's outcome."""
     async with contextlib.aclosing(pieces):
         async for item in pieces:
             if isinstance(item, Event):

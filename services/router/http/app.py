@@ -22,7 +22,7 @@ LINGER_S = 2.0
 
 
 class Api(Protocol):
-    """One file's handlers."""
+    """The handlers of one group of routes."""
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes with their handlers."""
@@ -38,7 +38,7 @@ def application(
 ) -> web.Application:
     """Return the application with every route of docs/openapi.yaml, and the dashboard.
 
-    `origins` are those whose pages a browser lets call it.
+    `origins` are those whose pages may call the API from a browser.
     """
     middlewares = [observer.middleware, guard.middleware]
     cross = CrossOrigin(origins)
@@ -61,7 +61,7 @@ def application(
 
 
 class HttpServer:
-    """The listening socket: connections are counted, idle and slow ones are closed."""
+    """The listening socket: connections are counted, idle and slow connections are closed."""
 
     def __init__(self, app: web.Application, config: RouterConfig, quick: Quick) -> None:
         self._quick = quick

@@ -22,7 +22,7 @@ from services.router.text.pool import INLINE_BYTES, TextPool
 
 
 class ChatApi:
-    """Answers conversations by one generate job, or by a workflow if they ask for retrieval."""
+    """Answers a conversation by one generate job, or by a workflow if the chat asks for retrieval."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class ChatApi:
     ) -> None:
         self._receiver, self._cards, self._pool = receiver, cards, pool
         self._turns, self._generations, self._grounded = turns, generations, grounded
-        self._nth = itertools.count(1)  # requests go round the partitions
+        self._nth = itertools.count(1)  # each request takes the next partition
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
         return [web.post("/v1/chat/completions", self.create)]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Answer a conversation; an idempotency key attaches to the request it knows."""
+        """Answer a conversation; a known idempotency key attaches to its request."""
         raw = await self._receiver.body(request)
         caller = self._receiver.generation_context(request, raw)
         known = await self._generations.attached(request, caller)
@@ -68,7 +68,7 @@ class ChatApi:
     ) -> tuple[ChatRequest, GenerationSpec | None]:
         """Parse a chat's body and, unless it asks for retrieval, render and tokenize its prompt.
 
-        In the pool, always: a template's time and memory are bounded there.
+        The pool of text processes does this, since a template's time and memory are bounded there.
         """
         past = await self._turns.history(session, caller.tenant) if session else None
         specs, default = await self._cards.specs(), await self._cards.generate_default()

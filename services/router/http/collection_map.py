@@ -1,6 +1,6 @@
 """GET and POST /v1/collections/{name}/map: a collection in two dimensions, and where documents lie on it.
 
-All shards draw in one plane: that of the first shard that has rows.
+All shards draw in one plane, which comes from the first shard that has rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAMPLE = 2000
 
 
 class CollectionMapApi:
-    """Maps of collections, drawn by vector_search; answered with what is drawn, with 202 where that is nothing yet."""
+    """Maps of collections, drawn by vector_search; answered with the parts drawn so far, or 202 if none is drawn."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class CollectionMapApi:
         return [web.get(PATH, self.get), web.post(PATH, self.place)]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the map of a sample."""
+        """Return the map of a sample of the collection's rows."""
         record = await self._records.collection(request)
         sample = query_count(request, "sample", _SAMPLE, MOST_POINTS)
         caller = self._receiver.context(request)
         shard, first = await self._first(request, caller, record, sample)
         parts = [first] if first.basis or first.pending else []
         if first.basis:
-            free = msgspec.structs.replace(caller, key=None)  # the key has been charged
+            free = msgspec.structs.replace(caller, key=None)  # the first read has charged the key
             numbers = (await self._layouts.of(record)).numbers
             others = (
                 self._part(request, free, record, number, sample=sample, basis=first.basis)
@@ -75,7 +75,7 @@ class CollectionMapApi:
         return _reply(body, waits=first.pending and not first.basis)
 
     async def place(self, request: web.Request) -> web.Response:
-        """Return where documents, single chunks of them, or a free vector lie on the map."""
+        """Return the positions of documents, chunks of documents, or any vector on the map."""
         record = await self._records.collection(request)
         raw = await self._receiver.body(request)
         body = decode(raw, MapBody)
@@ -107,7 +107,7 @@ class CollectionMapApi:
     async def _first(
         self, request: web.Request, caller: RequestContext, record: CollectionRecord, sample: int
     ) -> tuple[int, MapPart]:
-        """Return the first shard that has rows with its part in its own plane; an empty part if all are empty."""
+        """Return the first shard that has rows, with its part in its own plane; an empty part if none has rows."""
         shard, part = 0, MapPart()
         for shard in (await self._layouts.of(record)).numbers:
             part = await self._part(request, caller, record, shard, sample=sample)
@@ -125,7 +125,7 @@ class CollectionMapApi:
         ids: Sequence[str],
         hits: Sequence[tuple[str, int]],
     ) -> list[MapPoint]:
-        """Return the points of all chunks of `ids`, or of `hits` (document, chunk), in the order asked."""
+        """Return the points of all chunks of `ids`, or of `hits` (document, chunk), in the order of `ids` or `hits`."""
         asked: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
         layout = await self._layouts.of(record)
         for name, chunk in hits or [(name, 0) for name in ids]:
@@ -178,7 +178,7 @@ def _reply(body: dict[str, Any], *, waits: bool) -> web.Response:
 
 
 def _basis(text: str, record: CollectionRecord) -> bytes:
-    """Return the plane that a client gives back; InvalidRequest if no map of this collection has such a one."""
+    """Return the plane that a client sends back; InvalidRequest if it cannot be of this collection."""
     try:
         raw = binascii.a2b_base64(text.replace("-", "+").replace("_", "/"), strict_mode=True)
     except ValueError:

@@ -44,7 +44,7 @@ _MOST_HITS = 10_000
 
 
 class CollectionsApi:
-    """Collections of one tenant; their shards are made and served by vector_search."""
+    """Manages the collections of a tenant; vector_search makes and serves their shards."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CollectionsApi:
         ]
 
     async def create(self, request: web.Request) -> web.Response:
-        """Create a collection; with an encoder its dimension is the encoder's."""
+        """Create a collection; a collection with an encoder has the encoder's dimension."""
         body = decode(await self._receiver.body(request), CollectionBody)
         record = await self._record(request[TENANT], body)
         if body.shards is not None or body.replicas is not None:
@@ -93,7 +93,7 @@ class CollectionsApi:
     async def _placed(
         self, record: CollectionRecord, shards: int, replicas: int
     ) -> CollectionRecord:
-        """Place a collection's shards on the processes that live; Unprocessable if these are too few."""
+        """Place a collection's shards on living processes; Unprocessable if there are too few of them."""
         processes = await processes_of(self._bus, record)
         await self._placements.put(placement_plan.created(record.id, shards, replicas, processes))
         return msgspec.structs.replace(record, shards=shards, placed=True)
@@ -154,7 +154,7 @@ class CollectionsApi:
         return reply_json({**_shown(record), "stats": stats})
 
     async def explain(self, request: web.Request) -> web.Response:
-        """Tell how each shard searches, and the way of a filter."""
+        """Return how each shard searches, and how it applies a filter."""
         record = await self._records.collection(request)
         wanted, k = query_filter(request), query_count(request, "k", 10, _MOST_HITS)
         caller = self._receiver.context(request)
@@ -183,7 +183,7 @@ class CollectionsApi:
     async def _told(
         self, request: web.Request, caller: RequestContext, work: DocumentsWork
     ) -> DocumentsResult:
-        """Return what one shard tells of itself."""
+        """Return one shard's statistics, or its explanation of a search."""
         spec = JobSpec(
             self._bus.writes.search_family(work.collection),
             SEARCH_CLASSES,
@@ -207,7 +207,7 @@ class CollectionsApi:
 
 
 class ReembedApi:
-    """Embeds all texts of a collection with another encoder, then lets its name mean the new vectors."""
+    """Embeds all texts of a collection with another encoder, then gives the collection's name to the new vectors."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class ReembedApi:
         return [web.post("/v1/collections/{name}/reembed", self.create)]
 
     async def create(self, request: web.Request) -> web.Response:
-        """Re-embed a collection; searches find the old vectors until all new ones are there."""
+        """Re-embed a collection; searches find the old vectors until all new ones are stored."""
         record = await self._records.collection(request)
         raw = await self._receiver.body(request)
         body = decode(raw, ReembedBody) if raw.strip() else ReembedBody()
@@ -260,7 +260,7 @@ class ReembedApi:
 
 
 def _shown(record: CollectionRecord) -> dict[str, Any]:
-    """Return a collection as clients see it."""
+    """Return a collection in the form that clients see."""
     return {
         "object": "collection",
         "id": record.id,
@@ -278,7 +278,7 @@ def _shown(record: CollectionRecord) -> dict[str, Any]:
 
 
 def _with_encoder(base: CollectionRecord, spec: Spec, body: CollectionBody) -> CollectionRecord:
-    """Return a collection's record with its encoder; InvalidRequest where the body does not fit the encoder."""
+    """Return a collection's record with its encoder; InvalidRequest if the body does not fit the encoder."""
     if body.dimension is not None and body.dimension != spec.dimension:
         raise InvalidRequest(
             f"dimension is {body.dimension}: {spec.name} has {spec.dimension}; leave dimension out, or set "

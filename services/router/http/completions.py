@@ -17,7 +17,7 @@ from services.router.text.pool import INLINE_TEXT_BYTES, TextPool
 
 
 class CompletionsApi:
-    """Continues prompts by one generate job; an idempotency key attaches to the job it knows."""
+    """Continues prompts by one generate job; a known idempotency key attaches to its request."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CompletionsApi:
     ) -> None:
         self._receiver, self._cards, self._pool = receiver, cards, pool
         self._generations, self._most_tokens = generations, most_tokens
-        self._turns = itertools.count(1)  # requests go round the partitions
+        self._turns = itertools.count(1)  # each request takes the next partition
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""

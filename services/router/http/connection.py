@@ -26,26 +26,26 @@ _log = log.get("router")
 
 
 class Quick(Protocol):
-    """What may answer requests as their bytes come, past aiohttp."""
+    """A way to answer requests as their bytes arrive, without aiohttp."""
 
     def begin(
         self, data: bytes, answered: Callable[[bytes | None], None]
     ) -> asyncio.Future[bytes] | None:
-        """Begin to answer the one request that these bytes are; None if aiohttp is to answer it.
+        """Begin to answer a request whose bytes are all of `data`; None if aiohttp must answer.
 
-        `answered` gets the bytes of the reply, or None if aiohttp is to answer after all. Cancelling what is returned
-        ends it, and `answered` is not called.
+        `answered` gets the bytes of the reply, or None if aiohttp must answer after all. Cancelling the returned future
+        ends the request, and `answered` is not called.
         """
 
     def learn(self, head: bytes, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Take note of the head of a request that aiohttp has read, and of its response, which was sent."""
+        """Learn from the head of a request that aiohttp has read, and from the response that was sent."""
 
 
 class ClientConnection(RequestHandler):
-    """aiohttp's connection with our errors; closed after `idle_s` without a request, with 408 if a head had begun.
+    """aiohttp's connection with our errors; closed after `idle_s` without a request, with 408 if a head is incomplete.
 
-    Only public names of aiohttp are used: its own idle timer is set to never come, and `note_requests` tells
-    when a head is complete. Requests that `quick` takes, which each came in one piece, never reach aiohttp.
+    Only public names of aiohttp are used: its own idle timer never expires, and `note_requests` reports complete heads.
+    Requests that `quick` takes arrive in one piece and never reach aiohttp.
     """
 
     __slots__ = (
@@ -83,13 +83,13 @@ class ClientConnection(RequestHandler):
         self._head_begun = self._serving = self._last_sent = False
         self._quick, self._turns = quick, loop
         self._searching: asyncio.Future[bytes] | None = None
-        self._held = bytearray()  # what came while a quick search was under way
-        self._head, self._fed = b"", 0  # of the request that aiohttp has: its head, what came of it
+        self._held = bytearray()  # the bytes that arrived during a quick search
+        self._head, self._fed = b"", 0  # aiohttp's request: its head, its bytes so far
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; where there are too many connections, say so and close."""
+        """Begin; if there are too many connections, reply with 503 and close."""
         if self._site is None or len(self._site.connections) >= self._most:
-            # Not checked by isinstance: uvloop's transports derive from nothing of asyncio's.
+            # No check by isinstance, since uvloop's transports derive from no class of asyncio.
             cast("asyncio.Transport", transport).write(_raw(b"503 Service Unavailable", TOO_MANY))
             transport.close()
             self._site = None
@@ -98,7 +98,7 @@ class ClientConnection(RequestHandler):
         self._rest()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End; a connection that was one too many has never begun."""
+        """End, unless the connection was one too many and never began."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -109,7 +109,7 @@ class ClientConnection(RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; between two requests they begin a head, after the last response they are the rest of its body."""
+        """Take bytes: the beginning of a head between two requests, the rest of a body after the last response."""
         if self._site is None:
             return
         if self._searching is not None:
@@ -127,7 +127,7 @@ class ClientConnection(RequestHandler):
         self._head_begun = self._head_begun or (bool(data) and between)
 
     def _begun_quickly(self, data: bytes) -> bool:
-        """Begin a search that needs no more than these bytes, if they are one; the replies before have been sent."""
+        """Begin a quick search if `data` is the whole of one, and all earlier replies have been sent."""
         transport = self.transport
         if self._quick is None or transport is None or transport.get_write_buffer_size():
             return False
@@ -142,7 +142,7 @@ class ClientConnection(RequestHandler):
             transport.pause_reading()
 
     def _answered(self, data: bytes, reply: bytes | None) -> None:
-        """Send the reply to a quick search, or give its bytes to aiohttp, and go on with what came meanwhile."""
+        """Send the reply to a quick search, or give its bytes to aiohttp; then take bytes that arrived meanwhile."""
         self._searching = None
         if self._site is None or self.transport is None:
             return
@@ -158,7 +158,7 @@ class ClientConnection(RequestHandler):
             self.data_received(held)
 
     def begin(self) -> None:
-        """Note that a request's head is complete."""
+        """Record that a request's head is complete."""
         self._serving, self._head_begun = True, False
 
     def _rest(self) -> None:
@@ -168,7 +168,7 @@ class ClientConnection(RequestHandler):
             self._idle_timer = self._turns.call_at(self._closes_at, self._look)
 
     def _look(self) -> None:
-        # One round later, so that a request whose last bytes came in this round has begun.
+        # One round of the loop later, so that a request whose last bytes arrived in this round has begun.
         self._turns.call_soon(self._end_if_idle)
 
     def _end_if_idle(self) -> None:
@@ -191,7 +191,7 @@ class ClientConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the response to a request that is not HTTP, or to a fault outside of the application."""
+        """Return the response to a request that is not HTTP, or to an error outside of the application."""
         if request.writer.output_size > 0:
             raise ConnectionError("a reply has begun already")
         error: SpillwayError
@@ -224,7 +224,7 @@ class ClientConnection(RequestHandler):
             self._rest()
 
     def _learn(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Note whether aiohttp has read all that came as one request, so that the next one may be quick."""
+        """Record whether all bytes so far were one request, so that the next request may be a quick search."""
         head, self._head = self._head, b""
         known = head.endswith(_HEAD_ENDS)
         whole = known and self._fed == len(head) + (request.content_length or 0)
@@ -234,7 +234,7 @@ class ClientConnection(RequestHandler):
                 self._quick.learn(head, request, response)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a fault; a broken body is the client's fault, and the client has its error."""
+        """Log an error, except for a broken body, which is the client's fault and was reported to the client."""
         if not isinstance(kw.get("exc_info"), _BROKEN_BODY):
             _log.error(
                 "connection_failed", what=args[0] if args else "", exc_info=kw.get("exc_info")
@@ -242,7 +242,7 @@ class ClientConnection(RequestHandler):
 
 
 def note_requests(site: web.Server) -> None:
-    """Make a site tell each `ClientConnection` when a request of it begins."""
+    """Make a server call each `ClientConnection` when one of its requests begins."""
     make = site.request_factory
 
     def begun(*arguments: Any) -> web.BaseRequest:

@@ -1,4 +1,4 @@
-"""CORS: the headers by which browsers let pages of other origins use the API, for the origins a setting names."""
+"""CORS: the headers with which browsers let pages of other origins use the API, for the origins of a setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """Return the origins of the setting's text; ConfigError for one that no browser would send."""
+    """Return the origins of the setting's text; ConfigError for an origin that no browser would send."""
     found = frozenset(filter(None, (origin.strip().lower() for origin in text.split(","))))
     for origin in found - {"*"}:
         scheme, _, host = origin.partition("://")
@@ -27,9 +27,9 @@ def parse_origins(text: str) -> frozenset[str]:
 
 
 class CrossOrigin:
-    """The outermost middleware: answers the question a browser asks beforehand, and marks responses.
+    """The outermost middleware: answers a browser's preflight requests, and adds headers to responses.
 
-    Keys are sent as a header by the page itself, never by the browser, so no response allows credentials.
+    Pages send keys in a header themselves, and browsers never do, so no response allows credentials.
     """
 
     def __init__(self, origins: frozenset[str]) -> None:
@@ -37,7 +37,7 @@ class CrossOrigin:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a preflight, or let a request through and mark its response."""
+        """Answer a preflight request, or handle a request and add headers to its response."""
         asked = "Access-Control-Request-Method" in request.headers
         if request.method == "OPTIONS" and asked and self._allows(request):
             wanted = request.headers.get("Access-Control-Request-Headers", "")
@@ -54,7 +54,7 @@ class CrossOrigin:
         return response
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Mark a response that is about to be sent: a stream's head goes before its handler returns."""
+        """Add headers to a response before it is sent: a stream's head is sent before its handler returns."""
         self._mark(request, response)
 
     def _allows(self, request: web.Request) -> bool:

@@ -1,6 +1,6 @@
-"""The dashboard's files: `/` and what lies under `/dashboard/`, served from memory to anybody.
+"""The dashboard's files: `/` and the files under `/dashboard/`, served from memory to anybody.
 
-The files hold no data of the mesh: they ask the API for it, with the key that was typed in.
+The files hold no data of the mesh: the pages ask the API for data, with the key that the user types in.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# No inline script, nothing of other origins, no frames: the pages show documents and answers.
+# No inline scripts, no resources of other origins, no frames, since the pages show texts of documents and answers.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # revalidated each time: 304 where nothing has changed
+    "Cache-Control": "no-cache",  # revalidated each time: 304 if unchanged
 }
 
 
 class DashboardFile(NamedTuple):
-    """One file in memory."""
+    """One file of the dashboard, in memory."""
 
     body: bytes
     content_type: str
@@ -56,7 +56,7 @@ PATHS = frozenset(PAGES)
 
 
 async def get(request: web.Request) -> web.Response:
-    """Return a file, or 304 to a browser that has it."""
+    """Return a file, or 304 to a browser that has the file."""
     page = PAGES.get(request.path)
     if page is None:
         raise web.HTTPNotFound

@@ -1,4 +1,4 @@
-"""Descriptions of the router for machines, on the public port where a setting says so: /metrics and /openapi.json."""
+"""Descriptions of the router for machines, on the public port if a setting says so: /metrics and /openapi.json."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from services.router.http.replies import reply
 
 @cache
 def openapi_json() -> bytes:
-    """Return the API's document as JSON; reading it takes a part of a second."""
+    """Return the API's document as JSON; parsing it takes a fraction of a second."""
     text = resources.files("services.router").joinpath("openapi.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return msgspec.json.encode(yaml.load(text, Loader=loader))  # noqa: S506 - both are safe ones
 
 
 class DescriptionsApi:
-    """Tells programs what the router counts and which API it has; each is off as shipped, and then unknown."""
+    """Shows the router's metrics and its API; each route is off by default, and then answers 404."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._metrics, self._openapi = config.public_metrics, config.public_openapi

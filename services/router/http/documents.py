@@ -40,7 +40,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class DocumentsApi:
-    """Lists and gets documents, each time by one job on one shard; a job on a shard that was split is sent again."""
+    """Lists and gets documents, each by one job on one shard; a job on a shard that was split is sent again."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DocumentsApi:
         layout = await self._layouts.of(record)
         try:
             shard, cursor = _cursor(request.query.get("after", ""), layout)
-        except SpillwayError:  # a shard that this router has not heard of may be there by now
+        except SpillwayError:  # the shard may be newer than this layout
             layout = await self._layouts.now(record)
             shard, cursor = _cursor(request.query.get("after", ""), layout)
         work = DocumentsWork(
@@ -140,7 +140,7 @@ class DocumentsApi:
 
 
 class DocumentWritesApi:
-    """Stores and deletes documents, each time by a workflow."""
+    """Stores and deletes documents, each request by a workflow."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class DocumentWritesApi:
         return await self._delete(request, b"", [_document_id(request)], single=True)
 
     async def delete_many(self, request: web.Request) -> web.Response:
-        """Delete documents by id; ids that are not there are not counted."""
+        """Delete documents by id; unknown ids are not counted."""
         raw = await self._receiver.body(request)
         ids = [check_id(item, "ids") for item in decode(raw, DeleteBody).ids]
         return await self._delete(request, raw, ids, single=False)
@@ -229,7 +229,7 @@ def _include(request: web.Request, default: str) -> list[str]:
 
 
 def query_filter(request: web.Request) -> dict[str, Any] | None:
-    """Return the filter that a URL's query gives as JSON; InvalidRequest if it is none."""
+    """Return the filter that a URL's query gives as JSON; InvalidRequest if it is no JSON object."""
     text = request.query.get("filter")
     if text is None:
         return None
@@ -244,7 +244,7 @@ def query_filter(request: web.Request) -> dict[str, Any] | None:
 
 
 def _cursor(text: str, layout: ShardLayout) -> tuple[int, str | None]:
-    """Return the shard that a listing goes on with, and where in it."""
+    """Return the shard and the shard's own cursor at which a listing continues."""
     if not text:
         return layout.numbers[0], None
     shard, _, rest = text.partition(":")
@@ -277,7 +277,7 @@ def _next(cursor: str | None, shard: int, layout: ShardLayout) -> str | None:
 
 
 def _document_id(request: web.Request) -> str:
-    """Return the document a path names; its id may hold slashes, encoded or not."""
+    """Return the document's id in a path; the id may hold slashes, encoded or not."""
     raw = request.rel_url.raw_path.split("/documents/", 1)[-1]
     try:
         name = unquote_to_bytes(raw).decode("utf-8")

@@ -1,7 +1,7 @@
 """The routes of encoders: embeddings in OpenAI's shape or TEI's (/embed); scores in Cohere's, Jina's or TEI's.
 
-A request is one job if its texts fit one parcel, else a request of several jobs. With a cross-encoder a score is its
-sigmoid; with an encoder it is the cosine similarity, in -1..1.
+A request is one job if its texts fit one parcel, else a request of several jobs. A cross-encoder's score is the sigmoid
+of its output; an encoder's is the cosine similarity, in -1..1.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EncodersApi:
     async def _read(
         self, request: web.Request, parse: Parse[Asked], default: Callable[[], Awaitable[str]]
     ) -> tuple[RequestContext, Asked]:
-        """Return a request's caller and what it asks of its model, or of the `default` one if it names none."""
+        """Return a request's caller and its parsed body; `default` names the model of a body that names none."""
         raw = await self._receiver.body(request)
         caller = self._receiver.context(request, raw)
         specs, limits = await self._cards.specs(), await self._limits.encoders()

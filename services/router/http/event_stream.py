@@ -16,7 +16,7 @@ SLOW_S = 30.0
 
 
 def event_stream(request_id: str) -> web.StreamResponse:
-    """Return the response a request's events are written to; no proxy keeps them back."""
+    """Return the response for a request's events, with headers that stop proxies from buffering them."""
     return web.StreamResponse(
         headers={
             "Content-Type": "text/event-stream; charset=utf-8",
@@ -28,14 +28,14 @@ def event_stream(request_id: str) -> web.StreamResponse:
 
 
 def streamed_body(error: SpillwayError) -> dict[str, Any]:
-    """Return an error as a stream states it: with the status that HTTP cannot state any more."""
+    """Return an error's body for a stream, with the status in the body, since the HTTP status has been sent."""
     body = error.body()
     body["error"]["status"] = error.http_status
     return body
 
 
 def last_event_id(request: web.Request) -> str:
-    """Return the id after which a reader resumes, from its header or query; "" from the start."""
+    """Return the id after which a reader resumes, from the header or the query; "" means from the start."""
     return request.headers.get("Last-Event-ID", request.query.get("last_event_id", "")).strip()
 
 
@@ -44,8 +44,8 @@ async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse
 
     Raises TimeoutError for a reader slower than SLOW_S.
 
-    A task of its own pings, so that a frame costs no task. Once the last frame is written the reader has the whole
-    stream, so a cancellation from then on changes nothing.
+    One task per stream pings, so that a frame needs no task. Once the last frame is written, the reader has the whole
+    stream, so a later cancellation is ignored.
     """
     loop = asyncio.get_running_loop()
     wrote = [loop.time()]
@@ -65,7 +65,7 @@ async def copy(source: AsyncGenerator[bytes, None], response: web.StreamResponse
 
 
 async def end(response: web.StreamResponse) -> None:
-    """Write the end of a stream that `copy` has written whole; its reader may have left by now."""
+    """Write the end of a stream that `copy` has written whole; ignore that its reader may have left."""
     with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
         await response.write_eof()
 
@@ -76,5 +76,5 @@ async def _ping(response: web.StreamResponse, wrote: list[float]) -> None:
         await asyncio.sleep(max(wrote[0] + PING_S - loop.time(), 0.01))
         if loop.time() - wrote[0] >= PING_S:
             wrote[0] = loop.time()
-            # No blank line: the openai client takes one for the end of an event once it has seen an id.
+            # No blank line: the openai client takes a blank line for the end of an event once it has read an id.
             await response.write(b": ping\n")

@@ -36,9 +36,9 @@ class Generations:
     async def attached(
         self, request: web.Request, caller: RequestContext
     ) -> web.StreamResponse | None:
-        """Answer with the request of the idempotency key, after Last-Event-ID; None if there is none yet.
+        """Answer with the idempotency key's known request, from Last-Event-ID on; None if there is none yet.
 
-        Last-Event-ID without such a request is refused: a new answer would not resume where the old one stopped.
+        Last-Event-ID without such a request is refused: a new answer would not continue the old one.
         """
         position = last_position(request)
         name = await self._admission.attach(caller)

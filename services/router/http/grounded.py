@@ -49,12 +49,12 @@ from services.router.workflows.planned_jobs import PlannedJobs
 from services.router.workflows.progress import await_grounded_progress
 from services.router.workflows.search import QUERIES_AT_ONCE
 
-# How long a stream's head waits for its generate job, so that a refusal until then gets an HTTP status.
+# The longest wait of a stream's head for its generate job, so that an earlier refusal gets an HTTP status.
 HOLD_S = 2.0
 
 
 class GroundedChats:
-    """Answers chats from collections: the workflow embeds, searches and generates, and this router's client reads."""
+    """Answers chats from collections: a workflow embeds, searches and generates, and the router answers the client."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class GroundedChats:
     async def _find(
         self, caller: RequestContext, request: str, subscription: Subscription | None
     ) -> AnswerSource:
-        """Return the answer's source; settle a request that ends before it has one, and raise its error."""
+        """Return the answer's source; if the request ends before it has one, settle it and raise its error."""
         with self._runner.reading(request):
             progress = await await_grounded_progress(
                 self._notifications, request, caller.deadline_ms, subscription
@@ -109,7 +109,7 @@ class GroundedChats:
 
 
 class GroundedQuestions:
-    """Makes the job of a grounded chat, and refuses a chat that could not be answered."""
+    """Makes the job of a grounded chat, and refuses a chat that cannot be answered."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class GroundedQuestions:
     async def spec(self, caller: RequestContext, chat: ChatRequest) -> JobSpec:
         """Return the request that answers a chat from a collection.
 
-        Refused are: an unknown collection, one without an encoder, another encoder than the one served, a conversation
-        too long for the model, a model without workers or with its own place for passages where another one is asked
-        for, and a search that no shard could finish in time.
+        The following are refused: an unknown collection, a collection without an encoder or of another encoder than the
+        one served, a conversation too long for the model, a model without workers, a `place` of passages that the
+        model's template does not have, and a search that no shard could finish in time.
         """
         retrieval = chat.retrieval
         assert retrieval is not None, "a chat without retrieval is one job"
@@ -153,7 +153,7 @@ class GroundedQuestions:
         family = self._bus.writes.search_family(record.id)
         fingerprint = (await self._cards.card(chat.model)).fingerprint
         options = _options(chat, question, fingerprint)
-        # Refuse a generation that even an empty lane could not hold, before any passage joins it.
+        # Refuse a generation that even an empty lane could not hold, before passages are added.
         tokens = self._generations.spec(generator, question.generation, options).charge_tokens
         count = len(question.tokens)
         await self._admission.foresee(family, SEARCH_CLASSES, count, 0, caller.deadline_ms)
@@ -173,7 +173,7 @@ class GroundedQuestions:
         return self._planned.spec(caller.tenant, "chat", plan, options, tokens)
 
     async def _with_models(self, caller: RequestContext, chat: ChatRequest) -> ChatRequest:
-        """Return a chat whose retrieval names the models of its stages; those that are not served are refused."""
+        """Return a chat whose retrieval names the models of its stages; models that are not served are refused."""
         retrieval = chat.retrieval
         assert retrieval is not None
         rewrite, rerank = retrieval.rewrite, retrieval.rerank
@@ -199,7 +199,7 @@ class GroundedQuestions:
         question: GroundedQuestion,
         record: CollectionRecord,
     ) -> int:
-        """Return the tokens of the stages before the generation; of passages to be scored, the most they may have.
+        """Return the tokens to charge for the stages before generation; passages to rerank count at their largest size.
 
         Unprocessable `exceeds_depth` if even an empty lane could not hold the rewriting.
         """
@@ -231,7 +231,7 @@ class GroundedQuestions:
     async def _served_generator(
         self, caller: RequestContext, chat: ChatRequest, encoder: Spec
     ) -> Family:
-        """Return the family of a chat's generator; Unavailable `no_worker` unless it and the encoder have workers."""
+        """Return the family of a chat's generator; Unavailable `no_worker` unless it and `encoder` have workers."""
         if chat.session:
             family = family_of(chat.session)
         else:
@@ -244,7 +244,7 @@ class GroundedQuestions:
     async def _interval(
         self, caller: RequestContext, record: CollectionRecord, generator: Family, encoder: Spec
     ) -> int:
-        """Return the smallest interval in which a search is predicted to end, by the costs that workers publish."""
+        """Return the smallest interval that a retrieval is predicted to fit, by the costs that workers publish."""
         embeds = await self._cost(await self._cards.family(encoder.name, caller.tenant))
         searches = await self._cost(self._bus.writes.search_family(record.id))
         retrieval_s = embeds.seconds(1, WINDOW) + searches.seconds(1, 0) + self._margin.value_s
@@ -257,7 +257,7 @@ class GroundedQuestions:
         return min(costs, key=lambda cost: cost.seconds(1, WINDOW), default=LinearCost(0, 0, 0))
 
     async def _served(self, family: Family) -> bool:
-        """Return whether a worker of a family lives, one that has just started included."""
+        """Return whether a worker of a family lives, even if it has just started."""
         if await self._bus.workers.living(family):
             return True
         self._bus.workers.forget(family)
@@ -283,13 +283,13 @@ class GroundedQuestions:
 def _every(
     chat: ChatRequest, retrieval: RetrievalOptions, interval: int
 ) -> tuple[ChatRequest, RetrievalOptions]:
-    """Return a chat and its retrieval with that interval."""
+    """Return a chat and its retrieval with `interval` set."""
     retrieval = msgspec.structs.replace(retrieval, interval=interval)
     return msgspec.structs.replace(chat, retrieval=retrieval), retrieval
 
 
 def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
-    """Refuse a place of passages that a model's own template does not have."""
+    """Refuse a `place` of passages if the model's own template decides the place."""
     if retrieval.place != "before" and spec.grounding_template:
         raise InvalidRequest(
             f"retrieval.place: {spec.name} has a template of its own; leave it out",
@@ -324,7 +324,7 @@ def _search(retrieval: RetrievalOptions, question: GroundedQuestion) -> SearchRe
         filter=retrieval.filter,
         min_score=retrieval.min_score,
         include_text=True,
-        include_metadata=True,  # says where pages start
+        include_metadata=True,  # where pages start
         mode=mode,
         texts=[] if mode == "vector" else question.texts,
         depth=depth_of(mode, k, retrieval.mmr),

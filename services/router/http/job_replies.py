@@ -1,4 +1,4 @@
-"""Replies to requests whose result is one JSON body: the job is run, its result written."""
+"""Replies to requests whose result is one JSON body: run the job, and write its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.router.workflows.planned_jobs import PlannedJobs
 
 
 def noted(request: web.Request, name: str) -> None:
-    """Note the id under which a request was accepted, for its response's head and its log lines."""
+    """Record the id of an accepted request, for the response's head and for log lines."""
     request[REQUEST_ID] = name
 
 
@@ -72,7 +72,7 @@ class ParcelReplies:
     ) -> None:
         self._cards, self._admission = cards, admission
         self._planned, self._replies = planned, replies
-        self._turns = itertools.count(1)  # requests go round the partitions
+        self._turns = itertools.count(1)  # each request takes the next partition
 
     async def reply(
         self,

@@ -1,8 +1,8 @@
 """GET /v1/mesh: lanes, workers, refusals and latencies, for the dashboard and for monitoring.
 
-The response describes the whole mesh and no tenant, so any valid key may read it: it names models, workers and lanes,
-and counts. The shards of all collections are one lane; no collection, session, request or key is named. Counts of
-requests and their times are this router's own.
+The response describes the whole mesh and no tenant, so any valid key may read it: it holds the names of models, workers
+and lanes, and counts. The shards of all collections are one lane; no collection, session, request or key appears.
+Counts of requests and their times are those of this router.
 """
 
 from __future__ import annotations

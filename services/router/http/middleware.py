@@ -59,16 +59,16 @@ class RequestObserver:
         return response
 
     def begin(self) -> None:
-        """Note that a request is handled which goes through no middleware; `end` or `leave` follows."""
+        """Count a request that skips the middlewares as in progress; `end` or `leave` must follow."""
         self._active.__enter__()
 
     def end(self, route: str, model: str, status: int, began_s: float) -> None:
-        """Count such a request, which was answered."""
+        """Count the answer to a request that skipped the middlewares."""
         self._active.__exit__()
         self._count(route, model, status, began_s)
 
     def leave(self) -> None:
-        """Count no such request, as it goes through the middlewares after all."""
+        """Stop counting a request that goes through the middlewares after all."""
         self._active.__exit__()
 
     def _count(self, route: str, model: str, status: int, began_s: float) -> None:
@@ -86,7 +86,7 @@ class KnownCaller(NamedTuple):
 class AccessGuard:
     """The inner middleware: finds the tenant of a key; refuses wrong keys, wrong paths, and writes while draining.
 
-    `keys_on`: every request needs a key. `checks`: a key that is sent is checked even where none is needed.
+    With `keys_on` every request needs a key. With `checks` a sent key is checked even if none is needed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AccessGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request through to its handler, or refuse it."""
+        """Pass a request on to its handler, or refuse the request."""
         if request.path in OPEN_PATHS:
             return await handler(request)
         if self._admission.draining and request.method not in {"GET", "HEAD"}:
@@ -121,19 +121,20 @@ class AccessGuard:
         return await handler(request)
 
     def known(self, text: str) -> KnownCaller | None:
-        """Return the caller that sends a text as its key; None if that would have to be read from Redis."""
+        """Return the caller whose key is `text`; None if the key would have to be read from Redis."""
         if not self._is_checked(text):
             return KnownCaller(DEFAULT_TENANT, None)
         key = self._keys.known(text)
         return None if key is None else KnownCaller(key.tenant, key)
 
     def _is_checked(self, text: str) -> bool:
-        # Clients that must send some key send any text where none is needed; a text in the form of a key is checked.
+        # A client that cannot omit the key sends any text if none is needed; only a text in the form of a key is
+        # checked.
         return self._keys_on or (text.startswith(KEY_PREFIX) and self._checks)
 
 
 def _id(request: web.Request) -> str:
-    """Return the request's id: its job's, or an own one where no job was admitted."""
+    """Return the request's id: its job's id, or a new id if no job was admitted."""
     if REQUEST_ID not in request:
         request[REQUEST_ID] = f"req-{ulid()}"
     return request[REQUEST_ID]
@@ -145,7 +146,7 @@ def _route(request: web.Request) -> str:
 
 
 async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer within the trace a client's `traceparent` names, and in a span of this router's if it makes any."""
+    """Answer within the trace of a client's `traceparent`, and in a span of this router if tracing is on."""
     header = request.headers.get("traceparent")
     if header is None and not tracing.on():
         return await _answered(request, handler)
@@ -165,7 +166,7 @@ async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _attributes(request: web.Request, route: str) -> dict[str, str]:
-    """Return the attributes that are known once a request was handled, by OpenTelemetry's names."""
+    """Return the attributes of a handled request under OpenTelemetry's names."""
     found = {"spillway.request_id": _id(request)}
     if model := request.get(MODEL):
         found |= {"gen_ai.request.model": model, "gen_ai.provider.name": "spillway"}
@@ -191,6 +192,6 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """Return the text a request sends as its key, "" if it sends none."""
+    """Return the text that a request sends as its key, "" if it sends none."""
     scheme, _, text = headers.get("Authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""

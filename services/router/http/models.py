@@ -14,7 +14,7 @@ from services.router.http.replies import reply_json
 
 
 def _shown(name: str, card: ModelCard) -> dict[str, Any]:
-    """Return a card as OpenAI's and vLLM's clients expect a model of this name, with our own fields beside."""
+    """Return a card as a model of this name, with the fields that OpenAI's and vLLM's clients read, and our own."""
     return {
         "id": name,
         "object": "model",
@@ -44,7 +44,7 @@ class ModelsApi:
         ]
 
     async def list_all(self, _request: web.Request) -> web.Response:
-        """List every model for which a worker has published a card, and every alias of one."""
+        """List every model for which a worker has published a card, and every alias of such a model."""
         named = {**await self._cards.cards(), **await self._cards.aliased()}
         data = [_shown(name, card) for name, card in sorted(named.items())]
         return reply_json({"object": "list", "data": data})
@@ -55,7 +55,7 @@ class ModelsApi:
         return reply_json(_shown(name, await self._cards.card(name)))
 
     async def info(self, _request: web.Request) -> web.Response:
-        """Return what TEI tells about its model, for the default encoder; its vectors are sent as float32."""
+        """Return TEI's description of a model for the default encoder; vectors are sent as float32."""
         card, config = await self._cards.card(await self._cards.embed_default()), self._config
         body = {
             "model_id": card.name,

@@ -1,4 +1,4 @@
-"""Limits of one request and of one parcel, by the configuration and by the depths of lanes."""
+"""Limits of one request and of one parcel, from the configuration and the depths of lanes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from services.router.text.bodies import RequestLimits
 
 
 class ParcelLimits:
-    """Limits under which texts are parsed and cut into parcels: no parcel is larger than its lane could hold."""
+    """Limits under which texts are parsed and cut into parcels: no parcel is larger than its lane can hold."""
 
     def __init__(self, config: RouterConfig, depths: LaneDepths, cards: Cards) -> None:
         self._config, self._depths, self._cards = config, depths, cards
 
     def of(self, family: str = "") -> RequestLimits:
-        """Return the limits for the lanes of `family`; without one, or with unknown depths, the largest."""
+        """Return the limits for the lanes of `family`; without a family, or with unknown depths, the largest limits."""
         items, tokens = self._depths.of(family) or (PARCEL_ITEMS, PARCEL_TOKENS)
         return RequestLimits(
             self._config.max_texts,

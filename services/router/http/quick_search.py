@@ -1,9 +1,9 @@
-"""Searches answered at once: between a client's connection and the process that searches there is no task and no route.
+"""Quick searches: requests that go from a client's connection to the searching process without a task or a route.
 
-A client that searches again and again sends the same head each time, but for the length of the body. What aiohttp has
-made of a head once holds for the same bytes, so the search behind it goes to its process as its bytes come, and its
-hits go back as they come. That holds for searches by vectors of one shard that one process serves; all others, and all
-that fail, go the way of every request, since a search changes nothing.
+A client that searches repeatedly sends the same head each time, except for the length of the body. Since aiohttp has
+parsed such a head before, the search after it is sent to its process as soon as its bytes arrive, and the hits are sent
+back as soon as they arrive. Only searches by vectors in a single shard, which one process serves, are answered so; all
+others, and those that fail, are handled by aiohttp, which is safe since a search changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from services.router.text.pool import INLINE_TEXT_BYTES
 from services.router.workflows.search import QUERIES_AT_ONCE, search_work
 
 ROUTE = "/v1/collections/{name}/search"
-# Of a request: whether its search is one that may be answered past aiohttp (`is_plain`).
+# Whether a request's search is plain (`is_plain`), so that a repetition may be answered without aiohttp.
 PLAIN = web.RequestKey("plain_search", bool)
 _MOST_HEADS = 1024
 _MOST_HEAD_BYTES = 4096
@@ -50,8 +50,8 @@ _END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})(?=\r\n)", re.IGNORECASE)
 _INLINE_NUMBERS = 2048
 _INLINE_BYTES = 1 << 20
-# With these a request is traced, is kept for later, comes from a page whose browser wants headers of its own, or has a
-# body that is not the bytes after its head.
+# Headers of requests that are traced, are kept for later, come from a page whose browser expects CORS headers, or have
+# a body that differs from the bytes after the head.
 _OTHER_WAYS = (
     "traceparent",
     "Idempotency-Key",
@@ -67,14 +67,14 @@ _log = log.get("router")
 
 
 class KnownHead(NamedTuple):
-    """What aiohttp has read in a head: the collection's name and the headers, whose body's length may differ."""
+    """The collection's name and the headers that aiohttp read in a head; the length of the body may differ."""
 
     name: str
     headers: CIMultiDictProxy[str]
 
 
 class _Asked(NamedTuple):
-    """A search that was sent to its process, and who waits for its reply."""
+    """A search that was sent to its process, and the function that gets its reply."""
 
     family: Family
     record: CollectionRecord
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
 
 
 class QuickSearches:
-    """Answers the searches whose heads it has learned; one a router."""
+    """Answers searches with known heads; one per router."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class QuickSearches:
         self._heads: dict[bytes, KnownHead] = {}
 
     def learn(self, head: bytes, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Take note of a head if its request was a plain search that had its whole reply on a connection that is kept.
+        """Remember a head if its request was a plain search whose reply was sent whole on a kept connection.
 
-        A head of others, such as searches by text, would have their bodies read twice.
+        Heads of other requests, such as searches by text, are left out, since their bodies would be read twice.
         """
         if not isinstance(request, web.Request) or not isinstance(response, WholeReply):
             return
@@ -122,10 +122,10 @@ class QuickSearches:
             self._heads[_without(length, head)] = known
 
     def begin(self, data: bytes, answered: Answered) -> asyncio.Future[bytes] | None:
-        """Send the search that these bytes are to its process; None if they must go the way of every request.
+        """Send a search whose bytes are all of `data` to its process; None if aiohttp must handle the request.
 
-        `answered` gets the bytes of the reply, or None if the request must go that way after all. Cancelling what is
-        returned leaves the search, and `answered` is not called.
+        `answered` gets the bytes of the reply, or None if aiohttp must handle the request after all. Cancelling the
+        returned future abandons the search, and `answered` is not called.
         """
         end = data.find(_END) + len(_END)
         length = _LENGTH.search(data, 0, end) if self._heads else None
@@ -136,7 +136,7 @@ class QuickSearches:
             return None
         try:
             return self._sent(head, data[end:], answered)
-        except (SpillwayError, CallLost, ValueError):  # the other way tells what is wrong
+        except (SpillwayError, CallLost, ValueError):  # aiohttp's handler reports it
             return None
         except Exception:  # noqa: BLE001 - a bug must not end the connection: the other way may be without it
             _log.exception("quick_search_failed")
@@ -145,7 +145,7 @@ class QuickSearches:
     def _sent(
         self, head: KnownHead, raw: bytes, answered: Answered
     ) -> asyncio.Future[bytes] | None:
-        """Send a search to its process; raises what is wrong with it."""
+        """Send a search to its process, or return None if aiohttp must handle it; raise its faults."""
         began_s = self._clock.perf_s()
         caller = self._guard.known(bearer(head.headers))
         record = caller and self._recent.known(caller.tenant, head.name)
@@ -170,7 +170,7 @@ class QuickSearches:
     def _work(
         self, record: CollectionRecord, layout: ShardLayout, raw: bytes
     ) -> tuple[bool, int, SearchWork]:
-        """Return whether a body lists searches, how many, and their work; ValueError for those of other kinds."""
+        """Return whether a body has a list of searches, their number, and their work; ValueError for other kinds."""
         ask = collections.search(
             raw, record.dimension, record.metric, self._limits.of(), spec=None, prompt=""
         )
@@ -180,7 +180,7 @@ class QuickSearches:
         return ask.many, ask.count, work
 
     def _end(self, asked: _Asked, answer: asyncio.Future[bytes]) -> None:
-        """Reply to a search that its process has answered, or count it as left by its client."""
+        """Reply to a search that its process has answered; count a cancelled search as left by its client (499)."""
         status, reply = 499, None
         if not answer.cancelled():
             try:
@@ -195,8 +195,8 @@ class QuickSearches:
             asked.answered(reply)
 
     def _reply(self, asked: _Asked, answer: asyncio.Future[bytes]) -> tuple[int, bytes | None]:
-        """Return the status and the bytes of the reply to an answer; None where the other way may find another one."""
-        name = job_id(asked.family, ulid())  # of a job's form, though there is none
+        """Return the status and the bytes of the reply to an answer; None if aiohttp's handler may find another."""
+        name = job_id(asked.family, ulid())  # in the form of a job's id, without a job
         try:
             found = taken(answer)
         except DeadlineExceeded as error:
@@ -225,21 +225,21 @@ def _refusal(error: SpillwayError, name: str) -> bytes:
 
 
 def _without(length: re.Match[bytes], head: bytes) -> bytes:
-    """Return a head without the digits of its body's length."""
+    """Return a head without the digits of the body's length."""
     return head[: length.start(1)] + head[length.end(1) :]
 
 
 def is_plain(ask: SearchRequest) -> bool:
-    """Return whether a search is by vectors alone, of a few at once, and asks for nothing that takes a choice."""
+    """Return whether a search is by vectors only, fits one job, has no time budget, and is not partial."""
     chosen = ask.mode != "vector" or ask.budget_ms is not None or ask.partial
     return not (ask.tokens or chosen or ask.count > QUERIES_AT_ONCE)
 
 
 def read_at_once(raw: bytes) -> bool:
-    """Return whether reading a body here holds the loop no longer than handing it to another process would."""
+    """Return whether parsing a body here blocks the loop no longer than handing it to a text process would."""
     if len(raw) < 8 * INLINE_TEXT_BYTES:
         return True
-    # Texts are tokenized, and numbers cost by their count; vectors in base64 have few commas. A body with escapes may
-    # hide the name "text", so another process reads it.
+    # Texts are tokenized, and the cost of numbers is their count; vectors in base64 have few commas. A body with
+    # escapes may hide the name "text", so a text process parses it.
     numbers = raw.count(b",") > _INLINE_NUMBERS
     return not (numbers or len(raw) > _INLINE_BYTES or b'"text' in raw or b"\\" in raw)

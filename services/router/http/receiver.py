@@ -1,4 +1,4 @@
-"""Receiving: bodies within their limits of size and time, and the headers that say how to treat a request."""
+"""Receiving: bodies within their limits of size and time, and the headers that control how a request is treated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from common.registry.api_keys import ApiKey
 from services.router.admission.job_spec import RequestContext
 from services.router.admission.policy import LOW_SHARE
 
-# Values that travel with a request through the middlewares and its handler.
+# Values that middlewares and handlers attach to a request.
 KEY = web.RequestKey("key", ApiKey)
 TENANT = web.RequestKey("tenant", str)
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -42,7 +42,7 @@ class Receiver:
         most, limit_s = self._config.max_body_bytes, self._config.body_timeout_s
         if (request.content_length or 0) > most:
             raise _too_large(most)
-        if request.content.is_eof():  # it came with the head, as small ones do
+        if request.content.is_eof():  # small bodies arrive with the head
             return _at_hand(request, most)
         chunks: list[bytes] = []
         size = 0
@@ -66,7 +66,7 @@ class Receiver:
         return len(raw) <= self._config.max_body_bytes
 
     async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
-        """Yield a body of any size as it arrives; 408 where nothing arrives for `body_timeout_s`."""
+        """Yield a body of any size as it arrives; 408 if nothing arrives for `body_timeout_s`."""
         limit_s = self._config.body_timeout_s
         while True:
             try:
@@ -85,7 +85,7 @@ class Receiver:
     def context(
         self, request: web.Request, raw: bytes = b"", *, default_timeout_s: float | None = None
     ) -> RequestContext:
-        """Return the caller, the deadline and the headers' wishes; 400 for headers that make no sense."""
+        """Return the caller, the deadline and the other options in the headers; 400 for invalid headers."""
         default = default_timeout_s or self._config.request_timeout_s
         owner: ApiKey | None = request.get(KEY)
         own_s = self._own_s(request.headers, owner)
@@ -105,17 +105,17 @@ class Receiver:
         )
 
     def timeout_ms(self, headers: Mapping[str, str], owner: ApiKey | None) -> int:
-        """Return the milliseconds that a request of these headers and this key's owner has, from now."""
+        """Return the timeout in milliseconds of a request with these headers and the key `owner`."""
         return int((self._own_s(headers, owner) or self._config.request_timeout_s) * 1000)
 
     def _own_s(self, headers: Mapping[str, str], owner: ApiKey | None) -> float | None:
-        """Return the seconds that a client, or else its key, gives a request, at most `max_timeout_s`, if any."""
+        """Return the timeout that a client or else its key sets, at most `max_timeout_s`; None if neither sets one."""
         most_s, key_s = self._config.max_timeout_s, owner.timeout_s if owner else 0.0
         found = _seconds(headers, "Spillway-Timeout", 0.001, most_s, key_s)
         return min(found, most_s) if found > 0 else None
 
     def spent_ms(self, request: web.Request) -> float:
-        """Return the milliseconds since a request came."""
+        """Return the milliseconds since a request arrived."""
         return 1000 * (self._clock.perf_s() - request[BEGAN_S])
 
     def generation_context(self, request: web.Request, raw: bytes) -> RequestContext:
@@ -126,12 +126,12 @@ class Receiver:
 
 
 def page_limit(request: web.Request) -> int:
-    """Return how many items a client asks for in one page of a list."""
+    """Return the number of items that a client asks for in one page of a list."""
     return query_count(request, "limit", 100, MOST_LISTED)
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return the count that a URL's query gives under a name; 400 if it is not 1 to `most`."""
+    """Return a count by its name in a URL's query; 400 if it is not 1 to `most`."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= most):
         raise InvalidRequest(
@@ -141,7 +141,7 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
 
 
 def _at_hand(request: web.Request, most: int) -> bytes:
-    """Return a body that has arrived."""
+    """Return a body that has arrived completely."""
     try:
         raw = request.content.read_nowait()
     except _BROKEN as error:
@@ -182,7 +182,7 @@ def _seconds(
 
 
 def _is_low(request: web.Request, key_priority: str) -> bool:
-    """Return whether requests of normal priority go first: by `Spillway-Priority`, else by the key."""
+    """Return whether a request has low priority: by `Spillway-Priority`, else by the key."""
     text = request.headers.get("Spillway-Priority", key_priority)
     if text not in ("low", "normal"):
         raise InvalidRequest(
@@ -206,7 +206,7 @@ def _idempotency_key(request: web.Request) -> str:
 
 
 def _body_hash(request: web.Request, raw: bytes) -> bytes:
-    """Return a digest that tells two requests under one idempotency key apart."""
+    """Return a digest of a request, which differs for different requests under one idempotency key."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (request.method.encode(), request.rel_url.raw_path.encode(), raw):
         digest.update(len(part).to_bytes(8, "big") + part)

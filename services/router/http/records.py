@@ -1,4 +1,4 @@
-"""Records that a path names: collections, sessions and requests, which only their own tenant may see."""
+"""Records named in paths: collections, sessions and requests, which only their own tenant may see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = frozenset({"docs", "handbook"})
 
 
 def no_collection(name: str, param: str | None = None) -> NotFound:
-    """Return the refusal of a collection that is not there; of a sample, with the command that loads it."""
+    """Return the error for an unknown collection; for a sample, with the command that loads the sample."""
     more = "; `spillway samples` loads the sample collections" if name in SAMPLES else ""
     return NotFound(f"no collection {name!r}{more}", code="collection_not_found", param=param)
 
@@ -39,7 +39,7 @@ class TenantRecords:
     async def recent_collection(self, request: web.Request) -> CollectionRecord:
         """Return the collection of a path's `name` as it was a moment ago; NotFound `collection_not_found`.
 
-        One that another router has replaced or deleted since is refused by its shards: the caller then looks again.
+        If another router has replaced or deleted the collection since, its shards refuse the request: then look again.
         """
         return await self._found(request, self._collections.recent)
 
@@ -57,11 +57,11 @@ class TenantRecords:
         return record
 
     def forget_collection(self, record: CollectionRecord) -> None:
-        """Look a collection up again, as this router has just changed it."""
+        """Drop a collection's record, which this router has just changed, so that the next use looks it up."""
         self._collections.forget(record)
 
     async def session(self, request: web.Request, *, deleted: bool = False) -> SessionRecord:
-        """Return the session of a path's `id`, with `deleted` also one marked so; NotFound `session_not_found`."""
+        """Return the session of a path's `id`, with `deleted` also a deleted one; NotFound `session_not_found`."""
         name = request.match_info["id"]
         try:
             found = await self._sessions.stored(name)
@@ -78,7 +78,7 @@ class TenantRecords:
     async def request(self, request: web.Request) -> str:
         """Return the request of a path's `id`, which may be an idempotency key; NotFound `request_not_found`."""
         name = request.match_info["id"]
-        if "~" not in name:  # not an id: the Idempotency-Key of a client that has no id yet
+        if "~" not in name:  # the Idempotency-Key of a client that knows no id yet
             name = await self._claims.claimed(request[TENANT], name) or name
         await self._store.owned(name, request[TENANT])
         return name

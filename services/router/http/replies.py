@@ -31,7 +31,7 @@ def reply_json(
 
 
 def error_response(error: SpillwayError) -> web.Response:
-    """Return an error in OpenAI's shape, with the headers its clients obey."""
+    """Return an error in OpenAI's shape, with the headers that OpenAI's clients obey."""
     response = reply_json(error.body(), status=error.http_status)
     if error.http_status in {429, 503}:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))

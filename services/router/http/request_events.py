@@ -25,7 +25,7 @@ from services.router.http.receiver import MODEL, REQUEST_ID, TENANT
 from services.router.responses.answer_sources import AnswerSources
 from services.router.responses.outcomes import error_of
 
-# Many streams may be open at once, and most wait for long: notifications wake them, so they seldom read the log.
+# Seconds between reads of a log: many streams may wait for long, and notifications wake them in between.
 LOOK_S = 10.0
 
 

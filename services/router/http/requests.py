@@ -85,7 +85,7 @@ class RequestsApi:
         return await self._writer.json(name, result_of(outcome), kept)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a request; one that is over stays as it is."""
+        """Cancel a request; a request that is over stays as it is."""
         name = await self._records.request(request)
         verdict = await self._runner.cancel(name)
         state = await self._bus.jobs.get(name)

@@ -1,8 +1,8 @@
-"""POST /v1/responses, GET and DELETE of one, in the shape of OpenAI's Responses API; texts only.
+"""POST /v1/responses, and GET and DELETE of a response, in the shape of OpenAI's Responses API; texts only.
 
-A response that is stored is a turn of a session. One that goes on from the last turn is appended to its session; one
-that goes on from an earlier turn, from a turn of another model, or beside another one, has a session of its own with
-the turns before it.
+A response that is stored is a turn of a session. A response that continues the last turn is appended to that turn's
+session. A response that continues an earlier turn, a turn of another model, or a turn that another response continues,
+gets a new session with copies of the turns before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METADATA = b'{"api":"responses"}'
 
 
 class StoredResponse(NamedTuple):
-    """A response that a session keeps: the session, and its turns up to the response's; `last` if none came after."""
+    """A response that a session keeps: the session, and its turns up to the response's; `last` if no turn follows."""
 
     record: SessionRecord
     turns: Sequence[Turn]
@@ -71,7 +71,7 @@ class ResponsesApi:
         self._receiver, self._cards, self._pool = receiver, cards, pool
         self._bus, self._sessions, self._ends = bus, Sessions(bus), SessionEnds(bus)
         self._generations, self._sessions_api, self._ttl_s = generations, sessions_api, ttl_s
-        self._nth = itertools.count(1)  # requests go round the partitions
+        self._nth = itertools.count(1)  # each request takes the next partition
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -82,7 +82,7 @@ class ResponsesApi:
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Answer an input; an idempotency key attaches to the request it knows."""
+        """Answer an input; a known idempotency key attaches to its request."""
         raw = await self._receiver.body(request)
         caller = self._receiver.generation_context(request, raw)
         known = await self._generations.attached(request, caller)
@@ -98,7 +98,7 @@ class ResponsesApi:
             try:
                 return await self._answered(request, caller, raw, before, before.record)
             except Conflict as error:
-                if error.code not in _MOVED:  # the session's next turn is another response's
+                if error.code not in _MOVED:  # another response is the next turn
                     raise
         record = await self._new_session(request, caller, model, before)
         return await self._answered(request, caller, raw, before, record, fresh=True)
@@ -117,9 +117,9 @@ class ResponsesApi:
         return reply(ModelResponse(turn.job, options).kept(turn))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a stored response: its turn, or its session where no other response is stored in that one.
+        """Delete a stored response: its turn, or its session if that keeps no other response.
 
-        The session's turns that are copies of another's do not count: what they are copies of stays.
+        Turns that were copied from another session do not count as responses: their originals stay.
         """
         caller = self._receiver.context(request)
         found = await self._stored(request)
@@ -128,7 +128,7 @@ class ResponsesApi:
         ran = await self._sessions.jobs(session)
         turns = await self._sessions.turns(session)
         others = any(turn.job in ran and turn.job != job for turn in turns)
-        others |= running is not None  # it is refused then
+        others |= running is not None  # the deletion is refused then
         await self._sessions_api.erase(request, caller, session, job if others else "")
         gone = {"id": request.match_info["id"], "object": "response", "deleted": True}
         return reply_json(gone)
@@ -159,7 +159,7 @@ class ResponsesApi:
         return None
 
     async def _before(self, previous: str, tenant: str) -> StoredResponse:
-        """Return the response to go on from; InvalidRequest `previous_response_not_found`, as OpenAI says it."""
+        """Return the response to continue; InvalidRequest `previous_response_not_found`, in OpenAI's words."""
         found = await self._found(previous[:400], tenant)
         if found is None:
             raise InvalidRequest(
@@ -177,7 +177,7 @@ class ResponsesApi:
         model: str,
         before: StoredResponse | None,
     ) -> SessionRecord:
-        """Return the record, not yet stored, of a session for a response, with the turns before it."""
+        """Return the record, not yet stored, of a new session for a response, with the turns before it."""
         card = await self._cards.card(model)
         family = await self._cards.family(model, request.remote or "", next(self._nth))
         now, turns = self._bus.clock.now_ms(), before.turns if before else ()
@@ -207,7 +207,7 @@ class ResponsesApi:
         *,
         fresh: bool = False,
     ) -> web.StreamResponse:
-        """Answer as the next turn of a session, which is stored if it is `fresh` and the response is to be kept."""
+        """Answer as the next turn of a session; a `fresh` session is stored first if the response is to be kept."""
         specs, default = await self._cards.specs(), await self._cards.generate_default()
         said = before.earlier() if before else []
         model = before.record.model if before else None
@@ -223,6 +223,6 @@ class ResponsesApi:
             accepted = await self._generations.accept(request, caller, spec)
         except SpillwayError as error:
             if fresh and ask.stored and error.code != "bus_down":
-                await self._ends.forget(record.id, caller.tenant)  # nothing was run for it
+                await self._ends.forget(record.id, caller.tenant)  # the session has no turn
             raise
         return await self._generations.deliver(request, caller, spec, accepted)

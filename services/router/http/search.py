@@ -47,9 +47,9 @@ from services.router.workflows.search import (
 
 
 class SearchApi:
-    """Searches a collection: straight from its shards where only the caller waits for that, else by jobs.
+    """Searches a collection: by calls to its shards if only the caller waits for the result, else by jobs.
 
-    By jobs, vectors on one shard are one job; all else is a workflow that embeds and searches.
+    A search by vectors in one shard is one job; any other is a workflow that embeds and searches.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SearchApi:
         self._cards, self._pool, self._admission = cards, pool, admission
         self._planned, self._replies, self._searches = planned, replies, searches
         self._reads, self._layouts = reads, layouts
-        self._turns = itertools.count(1)  # requests go round the partitions
+        self._turns = itertools.count(1)  # each request takes the next partition
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
@@ -85,7 +85,7 @@ class SearchApi:
         caller = self._receiver.context(request, raw)
         if (
             not caller.attached
-        ):  # its outcome is kept, so it must not be that of a former collection
+        ):  # the outcome is kept, so it must not be the outcome of a former collection
             record = await self._records.collection(request)
         try:
             return await self._searched(request, caller, record, raw)
@@ -145,9 +145,9 @@ class SearchApi:
         record: CollectionRecord,
         ask: SearchRequest,
     ) -> tuple[SearchRequest, SearchResult | None]:
-        """Return the result of a search by calls, None where that has to go by jobs, and the search with its vectors.
+        """Return the search with its vectors, and its result by calls to shards, None if it needs jobs.
 
-        A client that leaves takes the search with it, and nobody asks for its outcome later.
+        The search ends if its client leaves, since nobody can ask for its outcome later.
         """
         family = self._searches.search_family(record.id)
         layout = await self._layouts.of(record)
@@ -159,9 +159,9 @@ class SearchApi:
                 return ask, None
             vectors = await self._embedded(request, caller, record, parcels[0])
             ask = msgspec.structs.replace(ask, tokens=[], vectors=vectors)
-            caller = msgspec.structs.replace(caller, key=None)  # the key has been charged
+            caller = msgspec.structs.replace(caller, key=None)  # embedding has charged the key
         else:
-            noted(request, job_id(family, ulid()))  # of a job's form, though there is none
+            noted(request, job_id(family, ulid()))  # in the form of a job's id, without a job
         ask = self._begun(request, ask)
         try:
             found = await self._found(request, caller, record, ask, layout)
@@ -186,7 +186,7 @@ class SearchApi:
         ask: SearchRequest,
         layout: ShardLayout,
     ) -> SearchResult | None:
-        """Return the merged hits of a layout's shards, with what is missing; None where no shard answered."""
+        """Return the merged hits of a layout's shards, with the missing shards; None if no shard answered."""
         family, name = self._searches.search_family(record.id), request[REQUEST_ID]
         works = [
             search_work(record, ask, ask.vectors, ask.texts, layout, n) for n in layout.numbers
@@ -208,7 +208,7 @@ class SearchApi:
         return await merge(self._pool, given, layout, ask, ask.vectors)
 
     def _begun(self, request: web.Request, ask: SearchRequest) -> SearchRequest:
-        """Return a search with what has passed of its time budget, if it has one."""
+        """Return a search with the spent part of its time budget, if it has a budget."""
         if ask.budget_ms is None:
             return ask
         return msgspec.structs.replace(ask, spent_ms=self._receiver.spent_ms(request))
@@ -230,7 +230,7 @@ class SearchApi:
         return cast("EmbedResult", result).vectors
 
     async def _spec(self, record: CollectionRecord) -> Spec | None:
-        """Return the encoder's spec for tokenizing; one that does not match is refused once the body is known."""
+        """Return the encoder's spec for tokenizing; a spec that does not match is refused once the body is parsed."""
         if record.model is None:
             return None
         specs = await self._cards.specs()

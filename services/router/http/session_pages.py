@@ -1,4 +1,4 @@
-"""/v1/sessions/{id}/export/pages and …/import/pages: a session's KV pages, out of one mesh and into another.
+"""/v1/sessions/{id}/export/pages and …/import/pages: a session's KV pages, from one mesh to another.
 
 Pages go one by one between the client and the Redis of KV pages, never over the bus.
 """
@@ -30,8 +30,8 @@ from services.router.http.replies import reply_json
 
 CONTENT_TYPE = "application/octet-stream"
 TOGETHER = 4  # pages in memory at once
-RECALL_S = 2.0  # how long pages on disk are waited for
-PATIENCE_S = 5.0  # how long an import waits, in all, for room
+RECALL_S = 2.0  # the wait for pages on disk
+PATIENCE_S = 5.0  # the wait of a whole import for room
 SLOW_S = 30.0
 _ASKED_AT_ONCE = 500
 _POLL_S = 0.05
@@ -39,7 +39,7 @@ _log = log.get("router")
 
 
 class SessionPagesApi:
-    """Exports and imports the KV pages of a session; `store` is None where no tier below the workers keeps pages."""
+    """Exports and imports the KV pages of a session; `store` is None if no tier below the workers keeps pages."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SessionPagesApi:
         return response
 
     async def load(self, request: web.Request) -> web.Response:
-        """Put the pages of an exported session under the ids they have here, and count the outcomes."""
+        """Store the pages of an exported session under the ids of this mesh, and count the outcomes."""
         record, store = await self._records.session(request), self._tier()
         taken = PageImport(self._sessions, store, record)
         try:
@@ -132,7 +132,7 @@ async def _found(store: PageStore, chain: Chain) -> dict[PageKey, Tier]:
 async def _values(
     store: PageStore, chain: Chain, found: dict[PageKey, Tier]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the values of the sound pages; a few pages are in memory at a time."""
+    """Yield the values of undamaged pages; TOGETHER pages are in memory at a time."""
     keys = list(found)
     for first in range(0, len(keys), TOGETHER):
         some = keys[first : first + TOGETHER]
@@ -164,7 +164,7 @@ async def _read(store: PageStore, keys: list[PageKey], wait_s: float) -> dict[Pa
 
 
 class PageImport:
-    """One import: its pages are put one by one, and the outcomes counted."""
+    """One import, which stores pages one by one and counts the outcomes."""
 
     OUTCOMES = ("stored", "exists", "refused", "damaged", "foreign")
 
@@ -178,7 +178,7 @@ class PageImport:
         self._patience_s = PATIENCE_S
 
     async def read(self, parts: AsyncIterator[bytes]) -> None:
-        """Put every page of a bundle. Conflict `fingerprint_mismatch`; TooLarge `pages_too_large`."""
+        """Store every page of a bundle. Conflict `fingerprint_mismatch`; TooLarge `pages_too_large`."""
         reader = BundleReader()
         async for part in parts:
             for header, value in reader.feed(part):
@@ -189,7 +189,7 @@ class PageImport:
             await self._begun(reader.head)
 
     async def _begun(self, head: BundleHeader) -> Renaming:
-        """Return the names of the bundle's pages here. Conflict if they were computed by another model."""
+        """Return the names in this mesh of the bundle's pages. Conflict if another model computed them."""
         if self._renaming is not None:
             return self._renaming
         record = self._record
@@ -205,7 +205,7 @@ class PageImport:
         return self._renaming
 
     async def _take(self, renaming: Renaming, header: Header, value: bytes) -> None:
-        """Put one page. TooLarge if there are more than the session can have."""
+        """Store one page. TooLarge if there are more pages than the session can have."""
         if self.counts.total() >= (len(renaming) + 1) * GROUPS:
             raise TooLarge(
                 f"there are more pages than the {len(renaming)} the session can have",
@@ -227,7 +227,7 @@ class PageImport:
             self._keys.append(page[0])
 
     async def _put(self, key: PageKey, value: bytes) -> str:
-        """Put a page; where it is refused, kv_store may be evicting others, so it is tried again for a while."""
+        """Store a page; retry a refused page within PATIENCE_S, since kv_store may be evicting others."""
         while True:
             outcome = await self._store.put(key, value, self._store.ttl_s, self._owner)
             if outcome in ("stored", "exists"):
@@ -238,7 +238,7 @@ class PageImport:
             await asyncio.sleep(_POLL_S)
 
     async def end(self, tenant: str) -> None:
-        """Finish the import; if the session was deleted meanwhile, drop its pages again and raise NotFound."""
+        """Finish the import; if the session was deleted meanwhile, drop its pages and raise NotFound."""
         record = await self._sessions.get(self._record.id)
         if record is None or record.tenant != tenant:
             await self._store.drop(self._keys)

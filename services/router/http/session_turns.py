@@ -14,7 +14,7 @@ from services.router.cards import Cards
 from services.router.text.chats import SessionHistory
 from services.router.workflows.session_history import session_history
 
-# The times that a session which changes under a turn that does not wait is read anew.
+# The tries of a turn that does not wait, while its session keeps changing.
 _TRIES = 3
 _LOOK_MS = 5000
 _EARLIER_TURNS = 4
@@ -28,7 +28,7 @@ class SessionTurns:
         self._notifications, self._cards = notifications, cards
 
     async def history(self, session: str, tenant: str) -> SessionHistory:
-        """Return a session's history; NotFound `session_not_found` if the tenant has none of that id."""
+        """Return a session's history; NotFound `session_not_found` if the tenant has no such session."""
         try:
             record = await self._sessions.get(session)
         except ValueError:
@@ -52,9 +52,10 @@ class SessionTurns:
     async def retry(
         self, caller: RequestContext, session: str, error: Conflict, *, wait: bool, tries: int
     ) -> None:
-        """Return when a refused turn may be tried again, or raise its error.
+        """Wait until a refused turn may be tried again, or raise its error.
 
-        A session that changed is read anew a few times; a busy session is waited for if the client asked for that.
+        A turn is retried a few times if its session changed; if the session is busy, only if the client asked to
+        `wait`.
         """
         if error.code == "session_changed" and (wait or tries < _TRIES):
             return

@@ -35,7 +35,7 @@ from services.router.text.tokens import Spec
 
 
 class SessionsApi:
-    """Reads and writes sessions on the bus; kv_store does what needs a session's pages or all sessions."""
+    """Reads and writes sessions on the bus; kv_store does the operations that need pages or all sessions."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SessionsApi:
         self._sessions = Sessions(bus)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes of sessions, those of their pages' bytes aside."""
+        """Return the routes of sessions, without those of the pages' bytes."""
         one = "/v1/sessions/{id}"
         return [
             web.get("/v1/sessions", self.list_page),
@@ -110,7 +110,7 @@ class SessionsApi:
         return job_id(await self._cards.family(spec.name, unique), unique)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return a session with the request of its running turn, and with its messages if asked for."""
+        """Return a session with the request of its running turn, and its messages if the client asks for them."""
         record = await self._records.session(request)
         include = [part for part in request.query.get("include", "").split(",") if part]
         if set(include) - {"messages"}:
@@ -174,11 +174,11 @@ class SessionsApi:
     async def erase(
         self, request: web.Request, caller: RequestContext, session: str, turn: str = ""
     ) -> None:
-        """Delete a session of the caller's, or one turn of it, with everything run for it, for another request."""
+        """Delete a session of the caller, or one of its turns, with everything run for it, within another request."""
         await self._work(request, caller, "delete", session=session, turn=turn)
 
     async def load(self, request: web.Request) -> web.Response:
-        """Make a session of an exported document; `?model=` names another model than the document's."""
+        """Make a session from an exported document; `?model=` replaces the document's model."""
         raw = await self._receiver.body(request)
         caller = self._receiver.context(request, raw)
         body = decode(raw, SessionImportBody)

@@ -1,4 +1,4 @@
-"""The shards of a collection: where they live, and the verbs by which they are placed anew."""
+"""The shards of a collection: their replicas, and the operations that change their placement."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShardsApi:
         ]
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """List the shards with their ranges, replicas and sizes, and what is missing."""
+        """List the shards with their ranges, replicas and sizes, and the shards that nobody serves."""
         record = await self._records.collection(request)
         placement = await self._placements.get(record.id)
         if placement is None:
@@ -67,7 +67,7 @@ class ShardsApi:
         return await self._changed(record, lambda known: placement_plan.split_begun(known, number))
 
     async def move(self, request: web.Request) -> web.Response:
-        """Begin to fill a replica of a shard, which then takes another one's place, or is added."""
+        """Begin to fill a new replica of a shard, which then replaces another replica or is added."""
         record, raw = await self._records.collection(request), await self._receiver.body(request)
         body = decode(raw, MoveShardBody) if raw.strip() else MoveShardBody()
         number = _number(request)
@@ -82,7 +82,7 @@ class ShardsApi:
         return await self._changed(record, moved)
 
     async def drop(self, request: web.Request) -> web.Response:
-        """Do without one replica of a shard that another one serves."""
+        """Remove one replica of a shard that another replica serves."""
         record = await self._records.collection(request)
         body = decode(await self._receiver.body(request), DropReplicaBody)
         number = _number(request)
@@ -91,7 +91,7 @@ class ShardsApi:
         )
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Begin a shard anew, empty, that no living process can serve: what it held is given up."""
+        """Replace a shard that no living process serves by an empty one: its documents are lost."""
         record, number = await self._records.collection(request), _number(request)
         processes = await processes_of(self._bus, record)
         living = {process.name for process in processes}
@@ -108,7 +108,7 @@ class ShardsApi:
         return await self._changed(record, anew)
 
     async def replicas(self, request: web.Request) -> web.Response:
-        """Set how many replicas each shard should have."""
+        """Set the number of replicas of each shard."""
         record = await self._records.collection(request)
         body = decode(await self._receiver.body(request), ReplicasBody)
         processes = await processes_of(self._bus, record)
@@ -124,7 +124,7 @@ class ShardsApi:
         record: CollectionRecord,
         change: Callable[[CollectionPlacement], CollectionPlacement],
     ) -> web.Response:
-        """Change a collection's placement, which it gets first if it has none, and reply with the shards."""
+        """Change a collection's placement, after creating it if there is none, and reply with the shards."""
         if not record.placed:
             record = await self._placed(record)
         placement = await self._placements.update(record.id, change)
@@ -135,7 +135,7 @@ class ShardsApi:
         return reply_json(await self._shown(record, placement))
 
     async def _placed(self, record: CollectionRecord) -> CollectionRecord:
-        """Give a collection the placement that it has in fact: its shard on every process that holds it."""
+        """Store a collection's actual placement: its only shard on every process that holds the shard."""
         if record.shards != 1:
             raise Unprocessable(
                 f"collection {record.name!r} has {record.shards} shards and no placement: its documents are not "
@@ -175,7 +175,7 @@ class ShardsApi:
 def _shown(
     one: PlacedShard, living: set[str], held: dict[tuple[str, int], HeldShard]
 ) -> dict[str, Any]:
-    """Return a shard as clients see it."""
+    """Return a shard in the form that clients see."""
     leaving = {each.replaces for each in one.replicas if each.replaces}
     replicas = []
     for each in one.replicas:
@@ -216,7 +216,7 @@ def _number(request: web.Request) -> int:
 
 
 def _chosen(one: PlacedShard, processes: Sequence[ProcessLoad], *, lost: bool = False) -> str:
-    """Return the process that should hold a shard, besides those that do; a `lost` one may begin anew on any."""
+    """Return a process for a shard, other than its present holders; for a `lost` shard any process will do."""
     holders = () if lost else tuple(each.name for each in one.replicas)
     need = placement_plan.ShardNeed(one.number, 0, holders)
     added = placement_plan.assign(processes, [need], len(holders) + 1)[one.number]
@@ -247,7 +247,7 @@ async def processes_of(bus: Bus, record: CollectionRecord) -> list[ProcessLoad]:
 
 
 async def spread_of(bus: Bus, record: CollectionRecord) -> CollectionPlacement:
-    """Return what the placement of a collection without one would be: every shard on every process that holds it."""
+    """Return the actual placement of a collection without a stored one: each shard on all processes that hold it."""
     shards = []
     for number in range(record.shards):
         names = sorted(await bus.writes.applied(record.id, number))

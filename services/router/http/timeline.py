@@ -1,8 +1,8 @@
 """GET /v1/requests/{id}/timeline: the jobs of a request across services, from their records and logs.
 
 A workflow keeps no list of its jobs: their ids are functions of request, family, stage and index, so the timeline looks
-for them in every family where they can be. A re-embedding, which pages through a collection, is shown without its jobs.
-Of a grounded answer the stages are told as well, as the router that ran them saw them.
+for them in every family that can have some. A re-embedding, which has jobs for each page of a collection, is shown
+without its jobs. A grounded answer is shown with its stages, too, by the clock of the router that ran them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GENERATED = (REWRITE_STAGE, GENERATE_STAGE)
 
 
 class Stage(NamedTuple):
-    """One job of a request: "request" is the workflow itself; `nth` counts within a stage."""
+    """One job of a request: the name "request" means the workflow itself; `nth` counts within a stage."""
 
     name: str
     nth: int
@@ -52,7 +52,7 @@ class TimelineApi:
         return [web.get("/v1/requests/{id}/timeline", self.get)]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return a request's jobs in the order they were admitted, each with its events and their times."""
+        """Return a request's jobs in the order of their admission, each with its events and their times."""
         name = await self._records.request(request)
         state = await self._bus.jobs.get(name)
         stages = [] if state is None else [Stage("request", 0, state)]

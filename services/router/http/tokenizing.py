@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /decode, in vLLM's shapes or TEI's: no job, the router holds the tokenizers."""
+"""POST /tokenize, /detokenize and /decode, in vLLM's shapes or TEI's: no job, since the router has the tokenizers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenizingApi:
 
     async def _translated(self, request: web.Request, translate: Translate) -> web.Response:
         raw = await self._receiver.body(request)
-        self._receiver.context(request, raw)  # refuses headers that make no sense, as every route
+        self._receiver.context(request, raw)  # refuses invalid headers
         specs, limits = await self._cards.specs(), self._limits.of()
         generator, encoder = await self._defaults()
         call = partial(translate, raw, specs, generator, encoder, limits)
@@ -54,9 +54,9 @@ class TokenizingApi:
         return reply(await self._pool.run(call, inline=light))
 
     async def _defaults(self) -> tuple[str, str]:
-        """Return the names of the default generator and encoder, "" for one that is not served yet.
+        """Return the names of the default generator and encoder, "" if none is served yet.
 
-        Unavailable `no_worker` if neither is.
+        Unavailable `no_worker` if neither is served.
         """
         try:
             generator = await self._cards.generate_default()

@@ -1,4 +1,4 @@
-"""The tuning of a collection's index: asked for here, carried out by vector_search, told of here."""
+"""The tuning of a collection's index: the routes that begin, show and cancel it; vector_search carries it out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.router.text.bodies import TuneBody, decode
 
 
 class TuningApi:
-    """Begins a tuning of a tenant's collection, tells how far it is and what it found, and cancels it."""
+    """Begins a tuning of a tenant's collection, shows its progress and result, and cancels it."""
 
     def __init__(self, receiver: Receiver, records: TenantRecords, bus: Bus) -> None:
         self._receiver, self._records, self._bus = receiver, records, bus
@@ -77,7 +77,7 @@ class TuningApi:
         return reply_json(_shown(record, found))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """End the tuning that goes on, and return it; one that has ended stays as it is. NotFound as of `get`."""
+        """Cancel the running tuning, and return it; an ended tuning stays as it is. NotFound `tuning_not_found`."""
         record = await self._records.collection(request)
         now_ms = self._bus.clock.now_ms()
 
@@ -98,6 +98,6 @@ def _never(record: CollectionRecord) -> NotFound:
 
 
 def _shown(record: CollectionRecord, tuning: CollectionTuning) -> dict[str, Any]:
-    """Return a tuning as clients see it."""
+    """Return a tuning in the form that clients see."""
     told: dict[str, Any] = msgspec.to_builtins(tuning)
     return {"object": "tuning", **told, "collection": record.name}

@@ -1,4 +1,4 @@
-"""A JSON response that is sent in one piece, past aiohttp's general way of heads, which takes a tenth of a search."""
+"""A JSON response that is sent in one piece, without aiohttp's writing of heads, a tenth of a search's time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.clock import SYSTEM
 
 
 class WholeReply(web.Response):
-    """The response of status 200 to a POST; on a connection that is not kept it goes aiohttp's way."""
+    """The response of status 200 to a POST; on a connection that is not kept, aiohttp writes it."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body=body, content_type="application/json")
@@ -22,21 +22,21 @@ class WholeReply(web.Response):
 
     @property
     def prepared(self) -> bool:
-        """Whether its head was sent."""
+        """Whether the response's head was sent."""
         return self._sent or super().prepared
 
     @property
     def sent_whole(self) -> bool:
-        """Whether it was sent in one piece, on a connection that is kept."""
+        """Whether the response was sent in one piece, on a connection that is kept."""
         return self._sent
 
     @property
     def keep_alive(self) -> bool | None:
-        """Whether the connection is kept after it; None while that is not known."""
+        """Whether the connection is kept after the response; None while that is unknown."""
         return True if self._sent else super().keep_alive
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Send all of it; ConnectionResetError if the client has left."""
+        """Send the whole response; ConnectionResetError if the client has left."""
         plain = request.version == HttpVersion11 and request.keep_alive
         if not plain or self.keep_alive is False:
             return await super().prepare(request)
@@ -52,7 +52,7 @@ class WholeReply(web.Response):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Do nothing if all of it was sent."""
+        """Do nothing if the whole response was sent."""
         if not self._sent:
             await super().write_eof(data)
 
@@ -72,5 +72,5 @@ def one_piece(status: int, reason: str, headers: Iterable[tuple[str, str]], body
 
 @lru_cache(1)
 def _fixed(second: int) -> bytes:
-    """Return the lines of a head that only the time changes."""
+    """Return the lines of a head that depend only on the time."""
     return f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n".encode()
