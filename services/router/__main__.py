@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Parse, build, run."""
+    """Run the router with the command line's arguments; return the exit status."""
     from common.config import RouterConfig  # noqa: PLC0415 - text processes import this module and need none of it
     from common.lifecycle import run_service  # noqa: PLC0415
     from services.router.service import serve  # noqa: PLC0415

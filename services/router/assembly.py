@@ -1,4 +1,4 @@
-"""The composition root of a router: builds its parts, each from the parts it uses, and starts those that run."""
+"""The composition root of a router: builds each part from the parts that it uses, and starts those that run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CLOSE_S = 2.0
 
 
 class Core(NamedTuple):
-    """The parts of a router that know no HTTP; read in this module only."""
+    """The parts of a router without its HTTP side; used only in this module."""
 
     bus: Bus
     notifications: Notifications

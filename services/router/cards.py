@@ -25,7 +25,7 @@ class Cards:
     """Model cards by name; a tokenizer is fetched once per fingerprint into `<data_dir>/cache`.
 
     `embed` is the name of the default encoder, `rerank` the directory or hub id of the default cross-encoder; `aliases`
-    are other names of models, which count where no model of that very name is served.
+    are other names of models, which apply only while no model of the same name is served.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Cards:
         self._cards: dict[str, ModelCard] = {}
         self._specs: dict[str, Spec] = {}
         self._aliases = dict(aliases or {})
-        self._named: dict[str, Spec] = {}  # the specs, under the aliases as well
+        self._named: dict[str, Spec] = {}  # the specs, by names and aliases
 
     async def cards(self) -> dict[str, ModelCard]:
         """Return all cards by name, at most a second old."""
@@ -67,7 +67,7 @@ class Cards:
         }
 
     async def embed_default(self) -> str:
-        """Return the default encoder's name; Unavailable `no_worker` if no encoder has ever been up."""
+        """Return the default encoder's name; Unavailable `no_worker` if no encoder was ever served."""
         names = [name for name, card in (await self.cards()).items() if card.kind == "embed"]
         if self._embed or names:
             return self._embed or names[0]
@@ -81,7 +81,7 @@ class Cards:
         return self._rerank or (names[0] if names else await self.embed_default())
 
     async def cross_encoder(self, name: str = "") -> Spec:
-        """Return a cross-encoder, by default the one that is served; InvalidRequest `no_reranker` if it is none."""
+        """Return a cross-encoder, by default the one that is served; InvalidRequest `no_reranker` if there is none."""
         specs = await self.specs()
         served = sorted(spec.name for spec in specs.values() if spec.kind == "rerank")
         spec = specs.get(name or self._rerank or next(iter(served), ""))
@@ -97,9 +97,9 @@ class Cards:
         )
 
     async def generate_default(self) -> str:
-        """Return the first generator's name, before one that no worker serves any more.
+        """Return the name of the first generator that has a living worker, else of the first generator.
 
-        Unavailable `no_worker` if no generator has ever been up.
+        Unavailable `no_worker` if no generator was ever served.
         """
         cards = await self.cards()
         names = sorted(name for name, card in cards.items() if card.kind == "generate")
@@ -114,7 +114,7 @@ class Cards:
         )
 
     async def card(self, name: str) -> ModelCard:
-        """Return one card, by its name or an alias; NotFound `model_not_found` names those there are."""
+        """Return one card, by its name or an alias; NotFound `model_not_found` names the served models."""
         cards = await self.cards()
         if name not in cards:
             name = self._aliases.get(name, name)

@@ -15,18 +15,18 @@ _MOST = 10_000
 
 
 class Layouts:
-    """Layouts, at most half a second old: who used an older one is refused by the shards, and asks for a newer one."""
+    """Layouts, at most half a second old: shards refuse a request made with an outdated layout."""
 
     def __init__(self, bus: Bus) -> None:
         self._placements, self._clock = Placements(bus), bus.clock
         self._known: dict[str, tuple[float, ShardLayout]] = {}
 
     async def of(self, record: CollectionRecord) -> ShardLayout:
-        """Return a collection's layout; without a placement it costs no look-up."""
+        """Return a collection's layout; a collection without a placement needs no look-up."""
         return self.known(record) or await self.now(record)
 
     def known(self, record: CollectionRecord) -> ShardLayout | None:
-        """Return a collection's layout if that costs no look-up."""
+        """Return a collection's layout if no look-up is needed, else None."""
         known = self._known.get(record.id)
         if known is not None and self._clock.monotonic() - known[0] < FRESH_S:
             return known[1]
@@ -38,7 +38,7 @@ class Layouts:
         layout = ShardLayout.of(record, await self._placements.get(record.id))
         self._known.pop(record.id, None)
         moves = any(each.state != "serving" for one in layout.shards for each in one.replicas)
-        if layout.shards and not moves:  # what is about to change is read every time
+        if layout.shards and not moves:  # a changing layout is read every time
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[record.id] = (at, layout)
@@ -47,7 +47,7 @@ class Layouts:
     async def newer(
         self, record: CollectionRecord, than: ShardLayout, deadline_ms: int
     ) -> ShardLayout:
-        """Return a layout after `than`, once there is one, or the same one at the deadline.
+        """Return the layout that follows `than`, once there is one; at the deadline return the layout as it is.
 
         A shard that was sealed has successors within a moment.
         """

@@ -77,5 +77,5 @@ def duration(route: str, model: str) -> Histogram:
 
 @lru_cache(1024)
 def admitted(lane: str) -> Counter:
-    """Return the counter of what a lane has taken."""
+    """Return the counter of the jobs that a lane has taken."""
     return ADMITTED.labels(lane)

@@ -11,7 +11,7 @@ _MOST = 1024
 
 
 class RecentCollections:
-    """Records of collections, read at most RECENT_S ago: who used an older one is refused by its shards."""
+    """Records of collections, read at most RECENT_S ago: shards refuse a request made with an outdated record."""
 
     def __init__(self, bus: Bus) -> None:
         self._collections, self._clock = Collections(bus), bus.clock
@@ -39,5 +39,5 @@ class RecentCollections:
         return record if self._clock.monotonic() - at <= RECENT_S else None
 
     def forget(self, record: CollectionRecord) -> None:
-        """Look a collection up again, as this router has just changed it."""
+        """Drop a collection's record, which this router has just changed, so that the next use looks it up."""
         self._known.pop((record.tenant, record.name), None)

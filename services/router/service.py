@@ -55,7 +55,7 @@ async def _warn_without_keys(router: RouterProcess, config: RouterConfig) -> Non
 
 
 def _why_keys(config: RouterConfig) -> str:
-    """Return the reason for which a router asks for keys, for the log of a router that has none."""
+    """Return the reason why requests need keys, for the log of a router for which no key exists."""
     if config.keys == "on":
         return "SPILLWAY_KEYS is on, so every request needs a key, and there is none yet"
     return f"{config.host} can be reached from other machines, so every request needs a key, and there is none yet"

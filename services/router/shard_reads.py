@@ -1,7 +1,7 @@
 """Searches that the router sends straight to a vector_search process, past Redis.
 
-A search changes nothing, so it needs no job: a process that dies takes no more with it than the answer, and another
-process, or a lane, is asked instead. The processes and their addresses are those of the workers' records.
+A search changes nothing, so it needs no job: if a process dies, only the answer is lost, and another process, or a
+lane, is asked instead. The processes and their addresses are read from the workers' records.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from common.wire.search import MissingShard, SearchResult, SearchWork
 from services.router.responses.outcomes import error_of
 
 CONNECT_S = 2.0
-_AGAIN_S = 5.0  # between two tries to reach a process; one that starts again has another token
-_HEDGE = 3.0  # times the 99th percentile: then a second process is asked
-_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # searches that were hedged count among those measured
+_AGAIN_S = 5.0  # between two tries to reach a process; a restarted one has another token
+_HEDGE = 3.0  # a second process is asked after this many times the 99th percentile
+_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # bounds of that time
 _log = log.get("router")
 
 
@@ -38,11 +38,11 @@ class ShardReads:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._clients: dict[str, CallClient] = {}  # by the process' token
-        self._opening: dict[str, float] = {}  # when it was last tried
+        self._opening: dict[str, float] = {}  # by token, the time of the last try to connect
         self._took = Lateness(0.99, window=1000, prior=_LEAST_HEDGE_S / _HEDGE)
 
     async def ready(self, family: Family, items: int) -> bool:
-        """Return whether a process can be sent so many queries now; where not, one is being reached."""
+        """Return whether a process can take `items` queries now; begin to connect to processes without a connection."""
         return bool(await self._processes(family, items))
 
     async def search(
@@ -55,9 +55,8 @@ class ShardReads:
     ) -> list[SearchResult | MissingShard] | None:
         """Return the results of one request's works, each of `items` queries; None if no process could give any.
 
-        `holders` are the replicas that serve each work's shard (None: all do). In the place of a result is what is
-        missing where no process could answer for that shard. Raises the error of a request that no process could
-        answer otherwise (4xx, 504).
+        `holders` are the replicas that serve each work's shard (None: all do). If no process could answer for a shard,
+        a MissingShard takes the place of its result. Raises an error that every process would give (4xx, 504).
         """
         clients = await self._processes(family, items)
         left = [[c for name, c in clients if held is None or name in held] for held in holders]
@@ -84,9 +83,9 @@ class ShardReads:
         return [ask.result or MissingShard(ask.shard, ask.why) for ask in asks]
 
     def only(self, family: Family, items: int, held: Collection[str] | None) -> CallClient | None:
-        """Return the connection to the one process that serves a shard and has room for so many queries.
+        """Return the connection to the only process that serves a shard and has room for `items` queries.
 
-        None where that cannot be said without Redis, or where there are several, one of which may be late.
+        None if that is unknown without asking Redis, or if there are several such processes, one of which may be late.
         """
         records = self._bus.workers.recent(family)
         if records is None:
@@ -103,7 +102,7 @@ class ShardReads:
     # -- processes
 
     async def _processes(self, family: Family, items: int) -> list[tuple[str, CallClient]]:
-        """Return connections to the processes that have room for so many queries, the least used first."""
+        """Return connections to the processes that have room for `items` queries, the least used first."""
         records = await self._bus.workers.records(family)
         found = self._usable(records.values(), items)
         return sorted(found, key=_in_flight) if len(found) > 1 else found
@@ -121,7 +120,7 @@ class ShardReads:
         return found
 
     def _reach(self, record: WorkerRecord) -> None:
-        """Begin to connect to a process, unless that was tried a moment ago; nobody waits for it."""
+        """Begin to connect to a process in the background, unless a try began less than _AGAIN_S ago."""
         now = self._bus.clock.monotonic()
         if now - self._opening.get(record.token, -_AGAIN_S) < _AGAIN_S:
             return
@@ -143,10 +142,10 @@ class ShardReads:
     # -- calls
 
     async def _asked(self, asks: Sequence[_Ask], deadline_ms: int) -> None:
-        """Ask the first process for each shard, and the next one where that fails or is late, until all are over.
+        """Ask the first process for each shard, and the next if a process fails or is late, until all shards are over.
 
-        Calls to one process go out in one round. The usual case, one shard, needs neither a task nor a look at others.
-        A call ends at the deadline by itself.
+        Calls to one process go out in one round. The usual case, one shard on one process, needs no task and no
+        hedging. A call ends by itself at the deadline.
         """
         for ask in asks:
             ask.send(self._left_ms(deadline_ms))
@@ -173,7 +172,7 @@ class ShardReads:
 
 
 class _Ask:
-    """One shard's part of a search: the processes that have not been asked, and the calls without an answer."""
+    """One shard's part of a search: the processes left to ask, and the calls without an answer."""
 
     def __init__(self, shard: int, payload: bytes, clients: Sequence[CallClient]) -> None:
         self.shard, self.left = shard, list(clients)
@@ -184,11 +183,11 @@ class _Ask:
 
     @property
     def over(self) -> bool:
-        """Whether there is a result, or nobody to wait for or to ask."""
+        """Whether there is a result, or no call to wait for and no process left to ask."""
         return self.result is not None or not (self.sent or self.left)
 
     def send(self, left_ms: int) -> None:
-        """Call the next process, if there is one whose connection stands."""
+        """Call the next process whose connection is open, if there is one."""
         while self.left:
             try:
                 self.sent.add(self.left.pop(0).call(self._payload, left_ms))
@@ -198,7 +197,7 @@ class _Ask:
                 return
 
     def take(self, answer: asyncio.Future[bytes]) -> None:
-        """Take a process' answer; raises an error that would be the same elsewhere."""
+        """Take a process' answer; raise an error that every other process would give, too."""
         self.sent.discard(answer)
         if self.result is not None:
             return
@@ -209,13 +208,13 @@ class _Ask:
             self.why = found
 
     def leave(self) -> None:
-        """Read no more answers."""
+        """Cancel the calls that have no answer."""
         for answer in self.sent:
             answer.cancel()
 
 
 def taken(answer: asyncio.Future[bytes]) -> SearchResult | str:
-    """Return the result in a process' answer, or why it has none; raises an error that would be the same elsewhere."""
+    """Return the result in a process' answer, or why there is none; raise an error that all processes would give."""
     try:
         return cast("SearchResult", decode_result(answer.result()))
     except CallFailed as failed:
