@@ -144,7 +144,7 @@ class Cards:
             return
         async with (
             self._first
-        ):  # the first reader's answer is everybody's: "no card" may be too early
+        ):  # others wait for the first read, since "no card" may be untrue before it ends
             await self._read()
 
     async def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""The router as a process: starts its parts in order, serves until told to stop, drains, and stops its parts."""
+"""The router as a process: starts its parts in order, serves until it is stopped, drains, and stops its parts."""
 
 from __future__ import annotations
 

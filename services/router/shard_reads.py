@@ -28,7 +28,7 @@ from services.router.responses.outcomes import error_of
 CONNECT_S = 2.0
 _AGAIN_S = 5.0  # between two tries to reach a process; a restarted one has another token
 _HEDGE = 3.0  # a second process is asked after this many times the 99th percentile
-_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # bounds of that time
+_LEAST_HEDGE_S, _MOST_HEDGE_S = 0.02, 1.0  # bounds of it: measured searches include hedged ones
 _log = log.get("router")
 
 

@@ -54,7 +54,7 @@ def reads_first(classes: Sequence[str], workers: Mapping[str, WorkerRecord]) -> 
 
 
 async def preferred(bus: Bus, family: Family, classes: Sequence[str], prompt: Prompt) -> Preference:
-    """Return the worker that holds the prompt's session, else the one that holds most of the prompt's prefix.
+    """Return the worker that holds the prompt's session, else the worker that holds most of the prompt's prefix.
 
     For the question of a search, return the result of `reads_first`. Published records may be out of date: admission
     checks which workers live. Raises BusDown.

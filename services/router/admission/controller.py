@@ -1,4 +1,4 @@
-"""Admission: a request is claimed, charged and admitted to a lane, or refused with nothing left behind."""
+"""Admission: claims, charges and admits requests, or refuses them and undoes claim and charge; admits jobs to lanes."""
 
 from __future__ import annotations
 

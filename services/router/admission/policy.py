@@ -48,7 +48,7 @@ class DeliveryLatency:
 
     @property
     def p99_s(self) -> float:
-        """The seconds of delivery that admission allows for; bounded, lest one stall close lanes for long."""
+        """The seconds of delivery that admission allows for; bounded, so that a stall closes lanes only briefly."""
         return min(self.heard.value + self.replied.value, _HOP_MOST_S)
 
 
@@ -66,6 +66,6 @@ class LanePolicy:
         return asked
 
     def terms(self, asked: Sequence[str]) -> Terms:
-        """Return the rule by which a lane is chosen among the classes `asked`."""
+        """Return the rule that chooses a lane among the classes `asked`."""
         name: Admission = self.name if tuple(asked) == EMBED_CLASSES else "windve-tokens"
         return _TERMS[name]._replace(hop_s=self.hops.p99_s)

@@ -49,7 +49,7 @@ class Ticket:
         self.turn = asyncio.Event()
 
     def begin(self) -> None:
-        """Begin a try: a notification that comes from now on ends the next `wait`."""
+        """Begin a try: a notification after this call ends the next `wait`."""
         self._queue.notifications.listen(self._family)
         self.turn.clear()
         self._queue.trying[self._family].add(self)

@@ -38,7 +38,7 @@ class RequestStore:
             raise _no_request(request)
 
     async def note_reader(self, request: str) -> None:
-        """Record that a client came back for a request, so that the request is not cancelled for want of a reader."""
+        """Record that a client came back for a request, so that the request is not cancelled as unread."""
         await Requests(self._bus).note_reader(request)
 
     def delivered(self, request: str, jobs: Sequence[str] = ()) -> None:

@@ -183,7 +183,7 @@ class CollectionsApi:
     async def _told(
         self, request: web.Request, caller: RequestContext, work: DocumentsWork
     ) -> DocumentsResult:
-        """Return one shard's statistics, or its explanation of a search."""
+        """Return the result of a job about one shard: its statistics, or its explanation of a search."""
         spec = JobSpec(
             self._bus.writes.search_family(work.collection),
             SEARCH_CLASSES,

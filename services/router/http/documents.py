@@ -68,7 +68,7 @@ class DocumentsApi:
         layout = await self._layouts.of(record)
         try:
             shard, cursor = _cursor(request.query.get("after", ""), layout)
-        except SpillwayError:  # the shard may be newer than this layout
+        except SpillwayError:  # the shard may be newer than the known layout
             layout = await self._layouts.now(record)
             shard, cursor = _cursor(request.query.get("after", ""), layout)
         work = DocumentsWork(

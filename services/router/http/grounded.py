@@ -1,4 +1,4 @@
-"""Grounded chats: a chat that asks for retrieval becomes one request of a few jobs, or is refused before any job."""
+"""Grounded chats: a chat that asks for retrieval becomes a request of a few jobs, or is refused before any job runs."""
 
 from __future__ import annotations
 

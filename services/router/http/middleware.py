@@ -38,7 +38,7 @@ _log = log.get("router")
 
 
 class RequestObserver:
-    """The outermost middleware: counts, traces and logs every request, and gives every response an id."""
+    """The outermost middleware except for CORS: counts and traces every request, and gives every response an id."""
 
     def __init__(self, active: ActiveRequests, clock: Clock) -> None:
         self._active, self._clock = active, clock

@@ -131,7 +131,7 @@ def page_limit(request: web.Request) -> int:
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return a count by its name in a URL's query; 400 if it is not 1 to `most`."""
+    """Return the count named `name` in a URL's query, else `default`; 400 for a count that is not 1 to `most`."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= most):
         raise InvalidRequest(

@@ -30,7 +30,7 @@ LOOK_S = 10.0
 
 
 class RequestEventsApi:
-    """Streams the events of requests to readers that come back, at any router."""
+    """Streams the events of requests, whichever router accepted them, to readers that come back."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """/v1/sessions/{id}/export/pages and …/import/pages: a session's KV pages, from one mesh to another.
 
-Pages go one by one between the client and the Redis of KV pages, never over the bus.
+Pages are copied one by one between the client and the Redis of KV pages, never over the bus.
 """
 
 from __future__ import annotations

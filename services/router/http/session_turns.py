@@ -54,7 +54,7 @@ class SessionTurns:
     ) -> None:
         """Wait until a refused turn may be tried again, or raise its error.
 
-        A turn is retried a few times if its session changed; if the session is busy, only if the client asked to
+        If the session changed, a turn has _TRIES tries, or any number with `wait`; if the session is busy, only with
         `wait`.
         """
         if error.code == "session_changed" and (wait or tries < _TRIES):

@@ -168,7 +168,7 @@ class SessionsApi:
         return reply(await self._of_one(request, "places"), headers={"Cache-Control": "no-store"})
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a session with everything run for it; the response says what was removed and searched."""
+        """Delete a session with everything run for it; the response lists the removed items and the searched places."""
         return reply(await self._of_one(request, "delete", deleted=True))
 
     async def erase(

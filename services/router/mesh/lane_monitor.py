@@ -69,7 +69,7 @@ class LaneMonitor:
         self._read_families.add(family)
 
     def end_round(self) -> None:
-        """Remove the gauges of lanes and families that were read in the last round but not in this one."""
+        """Remove the gauges of lanes and families that were read in the previous round but not in this round."""
         for lane in self._lanes - self._read_lanes:
             _remove_gauges(lane)
         for family in self._families - self._read_families:

@@ -46,7 +46,7 @@ class PlannedCosts:
     """Compares the living workers' cost models with the plan's costs, in one gauge per kind of work."""
 
     def __init__(self, text: str) -> None:
-        """`text` is the value of SPILLWAY_PLANNED_COSTS; ConfigError for one that cannot be parsed."""
+        """`text` is the value of SPILLWAY_PLANNED_COSTS; ConfigError if it cannot be parsed."""
         self._batches = parse_planned_costs(text)
         self._live: dict[str, dict[str, list[LinearCost]]] = {
             each.kind: {} for each in self._batches

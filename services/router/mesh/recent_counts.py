@@ -1,4 +1,4 @@
-"""This router's counts of the last minutes: the growth of its metrics since then."""
+"""This router's counts of the last minutes: the growth of its metrics in that time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.clock import Clock
 from services.router import metrics
 
 EVERY_S = 5.0
-KEPT = 60  # recorded metrics, so five minutes
+KEPT = 60  # records of the metrics, so five minutes
 MINUTE_S = 60.0
 # The routes that run jobs; routes that only read the mesh are no load.
 ROUTES = (

@@ -111,7 +111,7 @@ class AnswerFormat:
         return frames
 
     def extended(self, applied: Applied) -> bytes | None:
-        """Take an extension of the prompt and return a chunk with its passages; None if it has nothing to tell."""
+        """Take an extension of the prompt; return a chunk with its retrieval, None if there is no new one."""
         told = self.rests.take(applied) if self.rests is not None else None
         if told is None:
             return None

@@ -73,7 +73,7 @@ def positions(
 
 
 def placed(basis: bytes, vector: bytes, metric: str) -> dict[str, float]:
-    """Return the position of any vector in a plane, computed as the shards compute those of their own vectors."""
+    """Return the position of any vector in a plane, by the shards' own formula."""
     values, plane = array("f", vector), array("f", basis)
     size = len(values)
     norm = sqrt(fsum(value * value for value in values)) if metric == "cosine" else 1.0

@@ -79,7 +79,7 @@ def rerank(options: ResponseOptions, request: str, results: Sequence[ScoreResult
 def search(
     options: ResponseOptions, request: str, found: SearchResult, applied: str | None = None
 ) -> bytes:
-    """Return the JSON of a search reply: one list of hits, or one per query. The hits come as JSON from their shard.
+    """Return the JSON of a search reply: one list of hits, or one per query. Shards send hits as JSON.
 
     `applied`, if given, replaces the result's own applied ids.
     """

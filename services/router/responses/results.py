@@ -21,7 +21,7 @@ from services.router.text.pool import INLINE_BYTES, TextPool
 
 
 class ResultWriter:
-    """Writes results as JSON; large ones in the pool of text processes."""
+    """Writes results as JSON; large results are written in the pool of text processes."""
 
     def __init__(self, bus: Bus, pool: TextPool) -> None:
         self._bus, self._pool = bus, pool

@@ -309,7 +309,7 @@ def check_metadata(metadata: dict[str, Any], param: str) -> None:
 
 
 def check_id(value: str, param: str) -> str:
-    """Return a document's id, or refuse one that is empty, too long, or holds control characters."""
+    """Return a document's id; InvalidRequest if it is empty, too long, or holds control characters."""
     if not value or len(value.encode()) > MAX_ID_BYTES or not value.isprintable():
         raise InvalidRequest(
             f"{param} is {value[:80]!r}: expected 1 to {MAX_ID_BYTES} bytes without control characters",

@@ -144,7 +144,7 @@ def _depth(body: SearchBody, mode: Mode) -> int:
 
 
 def _effort(body: SearchBody) -> Effort | None:
-    """Return the effort that a search names; InvalidRequest if it names two, or one beside a time budget."""
+    """Return the effort that a search names; InvalidRequest for two efforts, or an effort with a time budget."""
     older = effort_of(None, body.ef, exact=body.exact)
     given = {
         "effort": body.effort is not None,

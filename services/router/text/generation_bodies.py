@@ -63,7 +63,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class RewriteBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`retrieval.rewrite`: a model (by default the chat's) or a rule rewrites a follow-up question."""
+    """`retrieval.rewrite`: a rule or a model, by default the chat's, rewrites a follow-up, in at most `max_tokens`."""
 
     by: Literal["model", "rule"] = "model"
     model: ModelName | None = None
@@ -142,7 +142,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     continue_final_message: Any = None
 
 
-# Unsupported fields that would change the answer, and the advice that refuses each.
+# Unsupported fields that would change the answer, and the advice in each field's refusal.
 BINDING = {
     **dict.fromkeys(
         (

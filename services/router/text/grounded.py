@@ -180,9 +180,9 @@ def quoted(
 def grounded(
     ask: ChatRequest, spec: Spec, history: SessionHistory | None, found: Sequence[Sequence[Hit]]
 ) -> GroundedSpec:
-    """Return the job that answers from the hits of each query, or that states that nothing was found.
+    """Return the job that answers from the hits of each query, or that says that no passage was found.
 
-    Passages join the prompt best first as far as they fit beside question, history and answer. InvalidRequest
+    Passages join the prompt, best first, as far as they fit together with question, history and answer. InvalidRequest
     `context_length_exceeded` if not even a sentence of the best passage fits.
     """
     retrieval = ask.retrieval

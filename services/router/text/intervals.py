@@ -16,7 +16,7 @@ from common.cost.online import Lateness
 WINDOW = 64  # tokens of a query, for every interval (5.3.2)
 INTERVALS = (8, 16, 32, 64)
 LEAST, MOST = INTERVALS[0], INTERVALS[-1]
-# At most one retrieval in twenty may be late; until one is measured, the margin is _FIRST_S.
+# At most one retrieval in twenty may be late; while few are measured, a part of _FIRST_S is the least margin.
 _QUANTILE, _FIRST_S = 0.95, 0.02
 _REMEMBERED = 400
 
@@ -112,7 +112,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def note(self, tokens: int, at_s: float) -> None:
-        """Note that the answer had `tokens` tokens at `at_s`; called in order."""
+        """Record that the answer had `tokens` tokens at `at_s`; calls come in rising order."""
         chunk = (tokens - 1) // self._interval
         if self._first is None or (self._first[0] - 1) // self._interval != chunk:
             self._first = tokens, at_s

@@ -12,7 +12,7 @@ BYTES_PER_TOKEN = 64  # a text with more characters per allowed token is refused
 
 
 def overflow(most: int, found: str, remedy: str, param: str) -> InvalidRequest:
-    """Return the error of a context of `most` tokens; `found` goes on after "However,", `remedy` after "Please"."""
+    """Return the error of a context of `most` tokens; `found` follows "However,", `remedy` follows "Please"."""
     return InvalidRequest(
         f"This model's maximum context length is {most} tokens. However, {found}. Please {remedy} "
         "(context_length_exceeded).",

@@ -260,7 +260,7 @@ def budget(passages: Sequence[Passage], fits: Callable[[Sequence[Passage]], bool
 
 
 def nothing_found(collection: str) -> str:
-    """Return the answer that is given where no passage was found."""
+    """Return the text of the answer if no passage was found."""
     return f"No passage was found in collection '{collection}' for this question."
 
 
@@ -268,7 +268,7 @@ def nothing_found(collection: str) -> str:
 
 
 class Citations:
-    """Finds `[1]` and `[1, 2]` in an answer that comes in pieces; a marker may be split across them.
+    """Finds `[1]` and `[1, 2]` in an answer that arrives in pieces; a marker may be split across pieces.
 
     Numbers that no passage has are ignored; `found` holds the rest in the order of the answer.
     """
@@ -307,7 +307,7 @@ def cited(answer: str, passages: Sequence[Passage]) -> list[Citation]:
 
 
 def with_citations(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a session's messages; an answer with passages gets its citations, as its response had them."""
+    """Return a session's messages; an answer with passages gets the citations that its response had."""
     for message in messages:
         if "retrieval" in message:
             passages = msgspec.convert(message["retrieval"]["passages"], list[Passage])

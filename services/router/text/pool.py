@@ -27,7 +27,7 @@ from services.router.text.templates import late
 T = TypeVar("T")
 INLINE_TEXT_BYTES = 2048
 INLINE_BYTES = 65_536
-MEMORY = 2 << 30  # bytes of address space that a process may take beside what it has loaded
+MEMORY = 2 << 30  # bytes of address space for a process' calls
 PATIENCE_S = 0.25
 _SPARE = 2
 _WAITING = 1024
@@ -111,7 +111,7 @@ def _end_with_parent() -> None:
 
 
 class TextPool:
-    """`processes` text processes; one that dies is replaced and its call made once more.
+    """`processes` text processes; a process that dies is replaced, and its call is made once more.
 
     When a call has waited PATIENCE_S for a free process, up to two more are started, so that a slow call does not hold
     up others; the additional processes end when no call waits.

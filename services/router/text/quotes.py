@@ -177,7 +177,7 @@ def _cosines(rows: bytes, count: int) -> list[float]:
 def answers(question: str, cosine: float, nearest: Sequence[str]) -> bool:
     """Return whether the `nearest` sentences answer a question: `cosine` is high, and they share words with it.
 
-    `cosine` is that of the question's vector and the nearest sentence's.
+    `cosine` compares the vectors of the question and of the nearest sentence.
     """
     return cosine >= FEWEST_COSINE and covered(question, " ".join(nearest)) >= FEWEST_COVERED
 

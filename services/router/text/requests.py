@@ -50,7 +50,7 @@ class EmbedRequest(NamedTuple):
 class RerankRequest(NamedTuple):
     """A validated rerank request; `texts` only if the response repeats them.
 
-    With `tei` the answer has TEI's shape, with `v2` that of Cohere's second version.
+    With `tei` the answer has TEI's shape, with `v2` the shape of Cohere's second version.
     """
 
     spec: Spec
@@ -151,7 +151,7 @@ def encode_all(
     param: str,
     prompt: str = "",
 ) -> list[list[int]]:
-    """Return the token ids of texts, each after the prompt; InvalidRequest names one that is empty or too long."""
+    """Return the token ids of texts, each after the prompt; InvalidRequest names an empty or too long text."""
     for index, text in enumerate(texts):
         if not text.strip():
             raise InvalidRequest(
@@ -360,7 +360,7 @@ def score_parcels(
     truncate: bool,
     param: str,
 ) -> list[Parcel]:
-    """Return the jobs by which a cross-encoder, or an encoder, scores texts against a query, in order."""
+    """Return, in order, the jobs in which a cross-encoder or an encoder scores texts against a query."""
     encoder, cross, head = load(spec.path), spec.kind == "rerank", list[int]()
     fitting = _fit(texts, spec.max_tokens, truncate=truncate, param=param)
     if cross:

@@ -132,7 +132,7 @@ class ResponsePeek(Struct, frozen=True):
 
 
 class EarlierTurn(Struct, frozen=True):
-    """A turn before a response: its job's unique part, its messages as a JSON list, its answer and that one's marks."""
+    """A turn before a response: its job's unique part, its messages as a JSON list, and its answer with its marks."""
 
     unique: str
     messages: bytes
@@ -202,7 +202,7 @@ def response(
         turn = SessionTurn(
             session=before.session,
             version=before.version,
-            history=0,  # rendered anew each time, since instructions come first and may differ
+            history=0,  # rendered each time, since instructions come first and may differ
             messages=msgspec.json.encode(ask.messages),
             ttl_s=before.ttl_s,
             asked=asked,

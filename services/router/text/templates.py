@@ -1,6 +1,6 @@
 """Chat templates: a model's own jinja2 template, rendered in a sandbox, within bounds of time and size.
 
-`segments` tells text of clients from text of the template: only the template may write special tokens.
+`Template.segments` separates clients' texts from the template's: only the template may write special tokens.
 """
 
 from __future__ import annotations

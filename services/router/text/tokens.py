@@ -27,7 +27,7 @@ class Spec(ModelCard, frozen=True, kw_only=True):
 
 
 class Encoding(NamedTuple):
-    """Token ids of one text with special tokens, and how many were cut off (0 unless truncation was asked)."""
+    """Token ids of one text with special tokens, and the number of tokens cut off (0 without truncation)."""
 
     ids: list[int]
     cut: int
@@ -115,7 +115,7 @@ class TextEncoder:
         ]
 
     def special_ids(self, texts: Iterable[str]) -> list[int]:
-        """Return the ids of those of `texts` that are special tokens."""
+        """Return the token ids of the special tokens among `texts`."""
         wanted = set(texts)
         return sorted(index for index, text in self._special.items() if text in wanted)
 
@@ -206,7 +206,7 @@ def too_long(index: int, tokens: int, limit: int, param: str) -> InvalidRequest:
 
 @lru_cache(maxsize=16)
 def load(path: str) -> TextEncoder:
-    """Load a tokenizer.json once per process; ValueError if it is not one."""
+    """Load a tokenizer.json once per process; ValueError for any other file."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are the workers'
     try:
         return TextEncoder(Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))

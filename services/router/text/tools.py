@@ -25,7 +25,7 @@ from services.router.text.tokens import TextEncoder
 
 MAX_TOOLS = 128
 MOST_LEVELS = 100  # of parameters and arguments
-MOST_CALLS = 8  # of a bound answer, so that it comes to an end
+MOST_CALLS = 8  # of an answer bound by a grammar, so that it ends
 ID = re.compile(r"[A-Za-z0-9]{9}")
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 # Marks in the templates of models whose format of calls the router cannot read.
@@ -189,7 +189,7 @@ _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def _parameters(wish: ToolWish, each: FunctionBody) -> dict[str, Any]:
-    """Return the schema that a function's arguments are bound to: its own if it is required or strict."""
+    """Return the schema that binds a function's arguments: its own if required or strict, else any object."""
     if wish.required or each.strict:
         nothing = {**_EMPTY, "additionalProperties": False}
         return {"type": "object", **(each.parameters or nothing)}

@@ -15,7 +15,7 @@ from services.router.text.pool import TextPool
 class WorkflowContext(NamedTuple):
     """The parts of a router that workflows use; a write is done when `search_ack` replicas have synced the write.
 
-    `margin` is what retrievals beside a generation have learned.
+    `margin` is learned from the retrievals during generations.
     """
 
     admission: AdmissionController

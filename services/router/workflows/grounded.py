@@ -194,7 +194,7 @@ async def _generate(
         while True:
             prepared = await prepare()
             if await context.bus.jobs.get(job) is not None:
-                return prepared  # taken over: the job's own turn may have gone on meanwhile
+                return prepared  # taken over: the job exists, and its turn may have ended
             left_s = (workflow.deadline_ms - context.bus.clock.now_ms()) / 1000
             if left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before the answer could be generated")

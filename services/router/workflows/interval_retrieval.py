@@ -271,7 +271,7 @@ class IntervalRetrieval:
             return await pool.run(call)
 
     def _budget_ms(self) -> float:
-        """Return the milliseconds that a search may take: those of an interval, less the margin."""
+        """Return the milliseconds that a search may take: the predicted ones of an interval, less the margin."""
         margin_s = self._workflow.context.margin.value_s
         return max(_LEAST_BUDGET_MS, 1000 * budget_s(self._pace.interval_s, margin_s))
 

@@ -1,4 +1,4 @@
-"""Progress events of a workflow: how far a stage is, and which job generates a grounded answer."""
+"""Progress events of a workflow: a stage's number of done jobs, and the job that generates a grounded answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def await_grounded_progress(
     deadline_ms: int,
     subscription: Subscription | None = None,
 ) -> GroundedProgress | Event:
-    """Wait for the progress of a grounded request; return the request's outcome if that comes first."""
+    """Wait for the progress of a grounded request; return the request's outcome if the request ends first."""
     events = notifications.events(request, 0, deadline_ms, subscription)
     async with contextlib.aclosing(events):
         async for event in events:

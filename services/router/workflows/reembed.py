@@ -1,4 +1,4 @@
-"""Re-embedding a collection with the encoder served now, while searches go on against the old vectors."""
+"""Re-embedding a collection with the encoder served now, while searches still use the old vectors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The runner of workflows: leases requests of several jobs from `{request/<n>}:lane:router`, like any other job.
 
-When this router dies, another router reclaims its requests and goes on from the first stage without a result.
+When this router dies, another router reclaims its requests and continues at the first stage without a result.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ async def drop_shards(
 async def _known(
     workflow: Workflow, record: CollectionRecord, ids: Sequence[str]
 ) -> tuple[dict[str, StoredDocument], ShardLayout]:
-    """Return the stored documents among `ids`, and the layout by which they were looked up."""
+    """Return the stored documents among `ids`, and the layout used to look them up."""
     layout = await workflow.context.layouts.now(record)
     while True:
         try:
