@@ -30,7 +30,7 @@ from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
 MAX_JOBS = 128
-MOST_HELD = 1024  # with those whose shard is not open yet, or has not applied as much as they ask
+MOST_HELD = 1024  # jobs, also those that wait until their shard is open or has applied a write
 _RUNNERS = 2
 _PREDICTED_S = 1.0
 _WAIT_S = 1.0
@@ -130,7 +130,7 @@ class QueryLoop:
     async def _prepare(
         self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
     ) -> None:
-        """Queue a job once its shard is open, and has applied and drawn as much as it asks for."""
+        """Queue a job once its shard is open, has applied the write that the job names, and has drawn the map."""
         self._parked += 1
         left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
         try:
@@ -155,7 +155,7 @@ class QueryLoop:
         generation: int,
         error: SpillwayError,
     ) -> None:
-        """End a job that was not answered here: as a process that holds its shard answers, else with the error."""
+        """End a job whose shard is not here: with the answer of a process that holds the shard, else with the error."""
         try:
             if error.code != "shard_missing":
                 raise error
