@@ -90,7 +90,7 @@ class RedisClient:
         return await self._policy.run(lambda: self._attempt(work), timeout_s)
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the replies to commands in one round trip a node, in order; a refused command's is its ResponseError."""
+        """Return the replies to commands in one round trip a node, in order; a ResponseError for a refused one."""
         if not commands:
             return []
 

@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class BadMessage(ValueError):
-    """Bytes that are not a message of this version; says which type was expected."""
+    """The error for bytes that are no message of this version; it names the expected type."""
 
 
 _encoder = msgspec.msgpack.Encoder()
