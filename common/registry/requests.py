@@ -32,7 +32,7 @@ class Requests:
         return raw is not None and self._clock.now_ms() - int(raw) <= seconds * 1000
 
     async def remove(self, jobs: Sequence[str]) -> None:
-        """Remove the records and logs of jobs, many per command: a command for each would cost more than a job's end."""
+        """Remove the records and logs of jobs, many per command, since a command costs more than a job's end."""
         by_family: dict[Family, list[str]] = {}
         for job in jobs:
             by_family.setdefault(family_of(job), []).extend(
