@@ -197,7 +197,9 @@ class Writes:
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
-        """Return the id of the newest entry of `written`: after a look at all shards `await_written` continues there."""
+        """Return the id of the newest entry of `written`, from which `await_written` reads after a look at all
+        shards.
+        """
         rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
