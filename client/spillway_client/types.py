@@ -353,7 +353,9 @@ class FilterExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ShardExplanation:
-    """One shard's searches: its kind of index with the reason, its present effort, and each effort's recall and time."""
+    """One shard's searches: its kind of index with the reason, its present effort, and every effort's recall and
+    time.
+    """
 
     shard: int
     kind: str

@@ -197,8 +197,8 @@ class Writes:
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
-        """Return the id of the newest entry of `written`, from which `await_written` reads after a look at all
-        shards.
+        """Return the id of the newest entry of `written`, after which `await_written` reads, once all shards were
+        checked.
         """
         rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
