@@ -1,6 +1,4 @@
-"""`spillway plan check` and `spillway plan write`: compare a mesh with its plan, or write the plan as container
-files.
-"""
+"""`spillway plan check` and `spillway plan write`: compare a mesh with its plan, and write container files."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ async def load(
     """Load the samples, skip documents stored already, and return the number of documents stored now.
 
     `handbook` is written below `data_dir` and comes first, since it is small; without `data_dir` only `docs` is loaded.
-    `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, or Stop if the server stays away.
+    `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, and Stop if the server is away.
     """
     async with AsyncSpillway(url, api_key, max_retries=20) as client:
         pages: list[Item] = []

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def amount(given: str | None, units: Mapping[str, float], name: str, example: str) -> float | None:
-    """Return a text of a number with a unit as a number; ValueError for other text."""
+    """Return a number with a unit, given as text, as a number; None for None, ValueError for other text."""
     if given is None:
         return None
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", given.strip())

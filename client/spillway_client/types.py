@@ -353,9 +353,7 @@ class FilterExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ShardExplanation:
-    """One shard's searches: its kind of index with the reason, its present effort, and every effort's recall and
-    time.
-    """
+    """One shard's searches: its kind of index and why, its present effort, and the recall and time of each effort."""
 
     shard: int
     kind: str

@@ -197,9 +197,7 @@ class Writes:
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
-        """Return the id of the newest entry of `written`, after which `await_written` reads, once all shards were
-        checked.
-        """
+        """Return the id of the newest entry of `written`: a reader that has checked all shards reads on from there."""
         rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
