@@ -1,6 +1,4 @@
-"""The plots of a report, drawn by matplotlib as inline SVG; a must is a dashed amber line, a goal a dashed green
-one.
-"""
+"""The plots of a report, drawn by matplotlib as inline SVG; musts are dashed amber lines, goals dashed green ones."""
 
 from __future__ import annotations
 
