@@ -68,7 +68,7 @@ class StageTimer:
         return found
 
     async def _point(self, stage: StageName, units: int, batch: int, run: Batch) -> ProfilePoint:
-        """Return a batch's median seconds and its rate; for decode the seconds of one token, and the rate of answers."""
+        """Return a batch's median seconds and rate; for decode the seconds of one token, and the rate of answers."""
         await run(batch)  # not measured: the first use
         taken: list[float] = []
         until = time.monotonic() + self._seconds
