@@ -182,7 +182,7 @@ def written(family: Family) -> str:
 
 
 def applied(family: Family, collection: str, shard: int) -> str:
-    """By replica: the id of the last write that it has applied and synced."""
+    """The ids of the last writes that the replicas have applied and synced, by replica."""
     return f"{tag(family)}:applied:{collection}/{shard}"
 
 
@@ -197,7 +197,7 @@ def sealed(family: Family, collection: str, shard: int) -> str:
 
 
 def snapshots(family: Family, collection: str, shard: int) -> str:
-    """By replica: the id of the last write that its snapshot covers."""
+    """The ids of the last writes in the replicas' snapshots, by replica."""
     return f"{tag(family)}:snapshots:{collection}/{shard}"
 
 
@@ -217,7 +217,7 @@ def held(session_id: str) -> str:
 
 
 def jobs(session_id: str) -> str:
-    """By job: its request, for all jobs that ran for a session; a deletion looks for the traces of each."""
+    """The requests of all jobs that ran for a session, by job; a deletion looks for the traces of each."""
     return f"{session(session_id)}:jobs"
 
 
@@ -251,7 +251,7 @@ def forgets(family: Family) -> str:
 
 
 def forgotten(family: Family, entry: str) -> str:
-    """By worker: the pages that it forgot because of one entry of `forgets`, with a TTL."""
+    """The pages that workers forgot because of one entry of `forgets`, by worker, with a TTL."""
     return f"{tag(family)}:forgotten:{entry}"
 
 
