@@ -50,7 +50,7 @@ class Supervisor:
         self._sample = "none"
         self._http: aiohttp.ClientSession | None = None
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
     def on_signal(self) -> None:
         """Stop in order at the first signal, at once at the second."""

@@ -70,7 +70,7 @@ class Supervisor:
         return task
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Run a task that nobody awaits, once, to its end; an error is logged."""
+        """Run a task once, to its end, without an awaiting caller; an error is logged."""
         task = asyncio.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned_done)

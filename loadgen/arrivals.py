@@ -1,6 +1,6 @@
 """Arrival times of requests: rising offsets in seconds from the start, endless or finite.
 
-An open loop sends at these times whatever the server does, so a slow answer delays no later request.
+An open loop sends at these times independently of the server, so a slow answer delays no later request.
 """
 
 from __future__ import annotations

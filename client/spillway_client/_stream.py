@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
 
 class Chunks:
-    """The chunks of one request, from its POST, or, given `request_id`, from `last_id` on, to its end.
+    """The chunks of one request, from its POST, or, given `request_id`, after `last_id`, to its end.
 
     A connection that breaks, ends early or falls silent is replaced by one that goes on after the last id seen, at any
     of the servers, for as long as the server keeps the request (`resume_s` seconds). `finished` is True after the last

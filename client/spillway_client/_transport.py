@@ -86,7 +86,7 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
-        """Close all connections, after telling the server what was cancelled or left unread; idempotent."""
+        """Close all connections, after the server was told of cancelled calls and unread streams; idempotent."""
         for stream in list(self._leaving):
             stream.leave()
         if self._cancels:
@@ -194,7 +194,7 @@ class Transport:
         remaining = call.remaining_s()
         if remaining <= 0:
             raise errors.APITimeoutError("the call's deadline passed before it could be sent again")
-        # The server's deadline is a little before ours, so that its own 504 has time to arrive.
+        # The server's deadline is a little before the client's, so that the server's 504 has time to arrive.
         header = {"Spillway-Timeout": f"{remaining - min(0.25, remaining * 0.05):.3f}"}
         try:
             async with asyncio.timeout(remaining) as limit:

@@ -85,7 +85,7 @@ class Writes:
         return Family(SEARCH, zlib.crc32(collection.encode()) % self.search_partitions)
 
     async def agree_on_partitions(self) -> None:
-        """Note the number of search families in Redis; ConfigError if collections lie in another number of them."""
+        """Store the number of search families in Redis; ConfigError if collections are spread over another number."""
         mine = str(self.search_partitions).encode()
         with contextlib.suppress(BusFull):  # a later start notes the number
             if await self._redis.call("SET", PARTITIONS, mine, "NX"):

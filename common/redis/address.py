@@ -27,7 +27,7 @@ class RedisAddress(Struct, frozen=True):
     expected: str = "redis://, rediss:// or unix://"
 
     def client(self, *, timeout_s: float, connect_s: float, connections: int) -> Any:
-        """Return a client that runs commands once each and returns raw bytes; ConfigError for an invalid URL.
+        """Return a client that returns raw bytes and retries nothing; ConfigError for an invalid URL.
 
         `timeout_s` bounds the wait for one reply, `connect_s` the opening of one connection, and `connections` the
         connections to one node of a Cluster.
@@ -72,7 +72,7 @@ class RedisAddress(Struct, frozen=True):
         return ConfigError(f"{self.setting} is {self.url!r}: {error}; expected {self.expected}")
 
     def thread_client(self, *, timeout_s: float, connect_s: float) -> Any:
-        """Return a blocking client for a thread; on one server it sends each command once."""
+        """Return a blocking client for a thread, which retries nothing either."""
         kind = redis.RedisCluster if self.cluster else redis.Redis
         return kind.from_url(
             self.url,

@@ -49,7 +49,7 @@ class Quotas:
         return charge
 
     async def refund(self, charge: Charge) -> None:
-        """Give back what a refused request was charged."""
+        """Give back the charge of a refused request."""
         costs = _costs_us(charge)
         if charge.key.concurrency or any(costs):
             await self._redis.script("refund", _quotas(charge.key), [charge.request, *costs])

@@ -48,7 +48,7 @@ class MemorySegment:
         return begin
 
     def seal(self, *, read_only: bool) -> None:
-        """Forbid all processes to change the size, and with `read_only` later maps to write.
+        """Forbid all processes to change the size, and, with `read_only`, to map the memory for writing from now on.
 
         On a system without such seals this does nothing.
         """

@@ -56,7 +56,7 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], name: str, data: bytes) -> A
 
 
 def decode(data: bytes, cls: type[M]) -> M:
-    """Decode one message of a known type; BadMessage if it is not one."""
+    """Decode one message of a known type; BadMessage for other bytes."""
     decoder = _decoders.get(cls)
     if decoder is None:
         decoder = _decoders[cls] = msgspec.msgpack.Decoder(cls)

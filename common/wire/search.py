@@ -37,12 +37,12 @@ class SearchWork(Message, frozen=True, tag="search"):
     """Search one shard with many queries at once: by `len(vectors) / (4 * dimension)` vectors, by `texts`, or by both.
 
     `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
-    `trace` is the traceparent of a search that is no job, since a job's record holds its own. `effort` is the share of
-    the index to search; with `budget_ms` the shard takes the largest effort that fits the budget less `spent_ms`, which
-    have passed since the request came. `ef` and `exact` are the effort as older routers write it. With `depth` the best
-    `depth` chunks of each search are candidates, each with its scores: the only shard (`alone`) ranks them itself, any
-    other shard returns them. `with_lists` asks for the lists that were read. With `following` hits have the
-    FOLLOWING_BYTES of text after them in their document.
+    `trace` is the traceparent of a search that is no job, since a job's record holds its own. `effort` sets how
+    thoroughly the index is searched; with `budget_ms` the shard takes the largest effort that fits the budget less
+    `spent_ms`, which have passed since the request came. `ef` and `exact` are the effort as older routers write it.
+    With `depth` the best `depth` chunks of each search are candidates, each with its scores: the only shard (`alone`)
+    ranks them itself, any other shard returns them. `with_lists` asks for the lists that were read. With `following`
+    hits have the FOLLOWING_BYTES of text after them in their document.
     """
 
     collection: str

@@ -1,4 +1,4 @@
-"""The first measurements of what a shard's searches cost, taken in the background before any search was observed."""
+"""The first measurements of the cost of a shard's searches, taken in the background before any search ran."""
 
 from __future__ import annotations
 

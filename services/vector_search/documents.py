@@ -1,9 +1,9 @@
 """Documents, chunks and metadata of one shard, in SQLite.
 
-SQLite rather than LMDB: metadata filters are set algebra over an index, which SQL does and a key-value store does
-not. It runs in WAL mode with synchronous=NORMAL: a crash may cost its last transactions but never its integrity,
-and the log, which is synced first, gives those back. The applied id is stored in the same transaction as what was
-applied, so replaying the log is idempotent.
+SQLite rather than LMDB: metadata filters are set algebra over an index, which SQL does and a key-value store does not.
+It runs in WAL mode with synchronous=NORMAL: a crash may cost its last transactions but never its integrity, and the
+log, which is synced first, gives those back. The applied id is stored in the same transaction as its writes, so
+replaying the log is idempotent.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Documents:
         self.texts.load()
 
     def first_time(self, request: str, index: int, at_ms: int) -> bool:
-        """Note a write's identity; False if it was seen in the 24 h before."""
+        """Record a write's identity; False if it was seen in the last 24 h."""
         row = self._writer.execute(
             "SELECT at_ms FROM seen WHERE request=? AND position=?", (request, index)
         ).fetchone()

@@ -69,7 +69,7 @@ class QueryLoop:
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end what runs and hand over the rest. The worker has started.
+        """Work until `stopping`; then finish running batches and hand over the other jobs. The worker has started.
 
         An unexpected error of a part ends the loop and is raised, after the drain.
         """
@@ -178,7 +178,7 @@ class QueryLoop:
         self._arrived.set()
 
     def _spawn(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
-        """Run what one job waits for in a task; after an unexpected error the job is delivered again."""
+        """Run `work` for one job in a task; after an unexpected error the job is delivered again."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(partial(self._spawned, lease))

@@ -519,7 +519,7 @@ class Shard:
         return bool(built) and not self._documents.texts.pending
 
     def close(self) -> None:
-        """Sync what is staged, stop background work at its next step, and close the files."""
+        """Sync staged writes, stop background work at its next step, and close the files."""
         self._index.close()
         with self._writing:
             try:

@@ -1,6 +1,6 @@
 """The map of one shard: a sample of its chunks in a plane, drawn in the background, kept until the shard has changed.
 
-Reading never draws: it returns what has been drawn, and says what is to be drawn next.
+Reading never draws: `read` returns the last drawing, and asks `draw` for the next one.
 """
 
 from __future__ import annotations
