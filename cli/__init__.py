@@ -1,1 +1,1 @@
-"""The `spillway` command: start and stop an instance, fill it, search it, look after it."""
+"""The `spillway` command: starts, stops, fills, searches and maintains an instance."""

@@ -1,4 +1,4 @@
-"""Commands that work on the bus itself, not through the router: they need the machine's trust, not a key."""
+"""Access of commands to the bus itself, without the router: such commands need access to the machine, not a key."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _question(words: list[str]) -> str | None:
-    """Return what is to be asked once; None if a person is going to type."""
+    """Return the only question of this run; None for a conversation typed by a person."""
     if not words and sys.stdin.isatty():
         return None
     piped = ""
@@ -132,7 +132,7 @@ def _interval(text: str) -> int | str:
 
 
 def _format(file: str | None) -> dict[str, Any] | None:
-    """Return the response format of a file's JSON Schema; ConfigError if the file holds none."""
+    """Return the response format of a file's JSON Schema; ConfigError if the file holds no schema."""
     if file is None:
         return None
     try:
@@ -145,7 +145,7 @@ def _format(file: str | None) -> dict[str, Any] | None:
 
 
 class Conversation:
-    """One conversation: with a session the server remembers it, without one this process does."""
+    """One conversation: the server remembers it if it has a session, else this process does."""
 
     def __init__(
         self, client: Spillway, args: argparse.Namespace, retrieval: dict[str, Any] | None
@@ -166,7 +166,7 @@ class Conversation:
         self._options = {name: value for name, value in options.items() if value is not None}
 
     def run(self, question: str | None) -> int:
-        """Ask once, or until told to stop."""
+        """Ask the only question, or ask until the user stops."""
         model = self._model()
         if model is None:
             return say(
@@ -183,7 +183,7 @@ class Conversation:
         return self._talk(model)
 
     def _model(self) -> str | None:
-        """Return the model that will answer, None if there is none."""
+        """Return the model that will answer; None without a chat model."""
         if self._args.session not in {None, NEW}:
             model: str = self._client.sessions.get(self._args.session).model
             return model
@@ -193,7 +193,7 @@ class Conversation:
         return next((m.id for m in models if m.details.get("kind") == "generate"), None)
 
     def _begin(self, model: str) -> None:
-        """Start over: with an empty history, or a new session where sessions are asked for."""
+        """Start over with an empty history, or with a new session if sessions are requested."""
         self._said = []
         fresh = True
         if self._args.session is not None:
@@ -208,7 +208,7 @@ class Conversation:
 
     def _talk(self, model: str) -> int:
         with contextlib.suppress(ImportError):
-            importlib.import_module("readline")  # input() then edits lines and has a history
+            importlib.import_module("readline")  # gives input() editing and a history
         while True:
             try:
                 line = input("> ").strip()
@@ -230,7 +230,7 @@ class Conversation:
                     say(sentence(error), 1)
 
     def _ask(self, question: str) -> None:
-        """Ask, print the answer as it comes, and remember both."""
+        """Ask, print the answer as it comes, and keep both in the history."""
         asked = {"role": "user", "content": question}
         options = dict(self._options)
         if self._session:
@@ -260,7 +260,7 @@ class Conversation:
 
 
 def sources(answer: ChatCompletion, width: int) -> list[str]:
-    """Return the lines under a grounded answer: what it cites, or what it had to read if it cites nothing."""
+    """Return the lines under a grounded answer: the cited passages, or all its passages if it cites none."""
     if answer.retrieval is None or not answer.passages:
         return []
     with_text = any(passage.text is not None for passage in answer.passages)

@@ -1,4 +1,4 @@
-"""Choose the chat model of an instance: the configured one, else the one that ships, else none."""
+"""The choice of an instance's chat model: the configured one, else the shipped one, else none."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ChatModel(NamedTuple):
 
 
 def shipped() -> Path:
-    """Return where the model that ships lies: beside this package, in a checkout and in an installation."""
+    """Return the directory of the shipped model: beside this package, in a checkout and in an installation."""
     return Path(__file__).resolve().parent.parent / "models" / "demo"
 
 
 def choose(config: WorkerConfig) -> ChatModel:
-    """Return the model to serve; ConfigError if the configured one cannot be one.
+    """Return the model to serve; ConfigError if the configured one is no chat model.
 
     SPILLWAY_CHAT_MODEL (`--model`) is a directory, a GGUF file, a hub id, or `none`; without it the shipped model is
-    served, if it is there.
+    served, if its files are present.
     """
     asked = config.chat_model
     if asked == NONE:

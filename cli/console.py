@@ -1,4 +1,4 @@
-"""Print the progress of an instance's start, one line an event."""
+"""The console of an instance's start: prints its progress, one line an event."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Console:
                 stream.write(f"{text}\n")
                 stream.flush()
             except (OSError, ValueError):
-                pass  # the terminal has gone; the services have not
+                pass  # the terminal is gone; the services run on
 
     def step(self, what: str, how: str) -> None:
         """Print one step of the start with the seconds since it began."""
         self.say(f"  {time.monotonic() - self._began:6.1f} s  {what:<16} {how}")
 
     def detach(self) -> None:
-        """Tell the command that waits for the start that all is ready."""
+        """Tell the command that waits for the start that all processes are ready."""
         if self._status is not None:
             status, self._status = self._status, None
             try:
@@ -47,7 +47,7 @@ class Console:
                 pass
 
     def record(self, name: str, record: dict[str, Any]) -> None:
-        """Print a service's warning or error in brief; the same one at most every 5 s."""
+        """Print a service's warning or error in brief; a repeated one at most every 5 s."""
         if record.get("level") not in {"warning", "error", "critical"}:
             return
         event = str(record.get("event", ""))
@@ -62,7 +62,7 @@ class Console:
 
 
 def plain(line: str) -> str:
-    """Return a log line for people: a JSON record as its event, its values and what was raised."""
+    """Return a log line for people: a JSON record as its event, its values and its exception."""
     try:
         record = json.loads(line)
     except ValueError:

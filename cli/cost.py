@@ -1,4 +1,4 @@
-"""`spillway cost`: compute the cost of a recorded load, on accelerators only and with spill to CPUs."""
+"""`spillway cost`: the cost of a recorded load, on accelerators only and with spill to CPUs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _device(flag: str, text: str) -> PricedDevice:
     return PricedDevice(alpha_s, beta_s)
 
 
-# -- what is printed ------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------
 
 
 def _load(load: OfferedLoad, slo_s: float) -> str:

@@ -41,7 +41,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says; 1 if there is no such dead letter or the replay fails."""
+    """Run the verb; 1 if there is no such dead letter, or the replay fails."""
     return with_bus(args, lambda bus: _run(args, bus))
 
 
@@ -66,7 +66,7 @@ async def _run(args: argparse.Namespace, bus: Bus) -> int:
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:
-    """Everything but the payload, which holds a user's text."""
+    """Return a dead letter's fields without the payload, which holds a user's text."""
     names = ("job", "tenant", "code", "message", "trace", "attempts", "items", "tokens", "at_ms")
     told = {name: getattr(letter, name) for name in names}
     return {**told, "payload_bytes": len(letter.payload)}
@@ -100,14 +100,14 @@ def _show(letter: DeadLetter, *, as_json: bool) -> int:
 
 
 def _classes(family: Family) -> tuple[str, ...]:
-    """Return the lanes of a family's kind, in the order admission tries them."""
+    """Return the lanes of a family's kind, in the order in which admission tries them."""
     kind = family.name.split(".", 1)[0]
     known = {"request": ("router",), "search": ("cpu",), "chat": ("gpu",), "sessions": ("kv",)}
     return known.get(kind, ("gpu", "cpu"))
 
 
 def _generation(letter: DeadLetter) -> GenerateWork | None:
-    """Return the generation that a job was, if it was one that can be read."""
+    """Return the generation of a dead letter's job; None if it was another kind of job, or is unreadable."""
     with contextlib.suppress(BadMessage):
         work = decode_work(letter.payload)
         return work if isinstance(work, GenerateWork) else None
@@ -115,10 +115,10 @@ def _generation(letter: DeadLetter) -> GenerateWork | None:
 
 
 def _payload(letter: DeadLetter, work: GenerateWork | None) -> bytes:
-    """Return what the job asks for when it is tried again.
+    """Return the payload for a replay of the job, without extensions of its prompt.
 
-    The passages of a grounded answer are found by its request, which is over: a generation that waited for them at
-    its boundaries would wait until its deadline. So it is written from those that it began with.
+    The request of a grounded answer has ended and finds no more passages: a generation that waited for them would wait
+    until its deadline. So the replay has only the passages with which the job began.
     """
     if work is None or work.extensions is None:
         return letter.payload
@@ -133,7 +133,7 @@ async def _replay(letter: DeadLetter, bus: Bus, timeout_s: float) -> int:
     job = NewJob(job_id(family, ulid()), _payload(letter, work), letter.items, letter.tokens)
     router = f"cli-{ulid()}"
     deadline_ms = bus.clock.now_ms() + int(timeout_s * 1000)
-    turn = work.turn if work else None  # tried again as that turn of its session, or not at all
+    turn = work.turn if work else None  # a replay is the same turn of its session
     journal = Notifications(bus.connection, router)
     await journal.start()
     try:

@@ -1,4 +1,4 @@
-"""`spillway plan check` and `spillway plan write`: does a mesh run its plan, and the plan as files for containers."""
+"""`spillway plan check` and `spillway plan write`: compare a mesh with its plan, and write container files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASK_S = 10.0
 
 
 class PlanReport(msgspec.Struct, frozen=True):
-    """A mesh beside its plan: `differs` and `drifted` are sentences, and empty where all is as planned."""
+    """A comparison of a mesh with its plan: `differs` and `drifted` are sentences, empty if all is as planned."""
 
     differs: list[str]
     drifted: list[str]
@@ -49,7 +49,7 @@ def add(verbs: Any) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Print by what the mesh differs from the plan: 0 = it is as planned, 1 = it differs or its costs have drifted."""
+    """Print the differences of the mesh from the plan: 0 = none, 1 = it differs or its costs have drifted."""
     plan = read_plan_file(args.file)
 
     def ask() -> int:
@@ -65,7 +65,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def run_write(args: argparse.Namespace) -> int:
-    """Write the files that are asked for; ConfigError if a plan cannot be run that way, or a file not be written."""
+    """Write the requested files; ConfigError if the plan cannot be run that way, or a file cannot be written."""
     if args.compose is None and args.kustomize is None:
         raise ConfigError(
             "neither --compose nor --kustomize is given; expected one of them, or both"
@@ -92,7 +92,7 @@ def run_write(args: argparse.Namespace) -> int:
 
 
 def fetch_mesh(where: Endpoint) -> dict[str, Any]:
-    """Return what GET /v1/mesh of a router says; ConfigError if it does not answer."""
+    """Return a router's answer to GET /v1/mesh; ConfigError if it does not answer."""
     headers = {"Authorization": f"Bearer {where.api_key}"} if where.api_key else {}
     request = urllib.request.Request(f"{where.url.rstrip('/')}/v1/mesh", headers=headers)  # noqa: S310 - the user's own address
     try:
@@ -106,7 +106,7 @@ def fetch_mesh(where: Endpoint) -> dict[str, Any]:
 
 
 def compare(plan: DeploymentPlan, mesh: dict[str, Any]) -> PlanReport:
-    """Return a mesh beside its plan; `mesh` is what GET /v1/mesh answers."""
+    """Return a comparison of a mesh with its plan; `mesh` is the answer of GET /v1/mesh."""
     processes = [_reported(each) for each in mesh.get("processes", [])]
     drifted = [
         f"{each['kind']}: a batch of {each['items']} with {each['tokens']} tokens takes {1e3 * each['live_s']:.4g} ms, "

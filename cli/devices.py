@@ -1,4 +1,4 @@
-"""`spillway devices`: show this machine's devices, and the lanes that `spillway up` makes of them."""
+"""`spillway devices`: show this machine's devices, and the lanes that `spillway up` makes for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; ConfigError if the settings that decide the lanes cannot be used."""
+    """Print the devices and lanes; ConfigError if the settings for the lanes cannot be used."""
     machine = detect()
     found = survey(machine, os.environ, args.config, torch_version())
     if args.memory:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def survey(
     machine: Machine, env: Mapping[str, str], file: str | None, torch: str
 ) -> dict[str, Any]:
-    """Return the machine, and what `up` with this environment and file would start on it."""
+    """Return the machine, and the workers and lanes that `up` would start with this environment and file."""
     worker = load(WorkerConfig, env, file=file)
     asked = load(SupervisorConfig, env, file=file).overflow_workers
     used = within_reach(machine, device=worker.device, env=env, torch=torch)
@@ -75,7 +75,7 @@ def survey(
 
 
 def _measured(machine: Machine, threads: int) -> dict[str, Any]:
-    """Return kind of page, latency and bandwidth of shared memory; ConfigError if they cannot be measured."""
+    """Return the kind of pages, latency and bandwidth of shared memory; ConfigError if they cannot be measured."""
     from engine.host.memory_probe import BYTES, measure_memory  # noqa: PLC0415 - the kernels may have to be built
 
     room = (
@@ -88,7 +88,7 @@ def _measured(machine: Machine, threads: int) -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (name, text) of the lines for people; a further accelerator's has no name."""
+    """Return the lines for people as (name, text); lines of further accelerators have no name."""
     accelerators = [_accelerator(each) for each in found["accelerators"]] or ["none"]
     nodes = [f"{node['index']}: {show_cores(node['cores'])}" for node in found["nodes"]]
     count, physical = len(found["cores"]), len(found["physical"])

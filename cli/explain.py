@@ -1,4 +1,4 @@
-"""`spillway explain COLLECTION|REQUEST`: print how a collection searches, and why; or when what of a request ran."""
+"""`spillway explain COLLECTION|REQUEST`: print how a collection searches, and why; or the timeline of a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and print."""
+    """Ask the server, and print the explanation."""
     try:
         wanted = filter_of(args)
     except ValueError as error:
@@ -54,7 +54,7 @@ async def _explain(client: AsyncSpillway, args: argparse.Namespace, wanted: Any)
 
 
 def lines(shard: ShardExplanation) -> Iterator[str]:
-    """Yield what is told of a shard, a line each."""
+    """Yield a shard's explanation in lines."""
     yield f"shard {shard.shard}: {shard.kind}"
     yield f"  {shard.why}"
     memory = ", ".join(f"{name} {size:,} bytes" for name, size in shard.bytes.items())

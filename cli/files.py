@@ -1,4 +1,4 @@
-"""Find documents below a folder in a stable order and read them; report what cannot be read, and go on."""
+"""Documents below a folder: found in a stable order, and read; unreadable files are reported and passed over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Protocol
 
 from cli.readers.reading import Reading, Textless, Unreadable
 
-MAX_FILE_BYTES = 1024 * 1024  # of a text
-MAX_DOCUMENT_BYTES = 256 * 1024 * 1024  # of a PDF, DOCX or PPTX, most of which is pictures
-MAX_PART_BYTES = 1024 * 1024  # what the server takes as one document
+MAX_FILE_BYTES = 1024 * 1024  # size of a text
+MAX_DOCUMENT_BYTES = 256 * 1024 * 1024  # size of a PDF, DOCX or PPTX, mostly of pictures
+MAX_PART_BYTES = 1024 * 1024  # size of one document at the server
 _SNIFF_BYTES = 8192
 # fmt: off
 _TEXT = frozenset({
@@ -30,8 +30,8 @@ _TEXT = frozenset({
 # fmt: on
 _PAGES = frozenset({".html", ".htm", ".xhtml"})
 _READ = {".docx": "docx", ".pptx": "pptx"}
-# Formats that are not read: known by how a file begins (some are ASCII from end to end), and by name where the
-# beginning (a zip's, or OLE's) says no more than that it is binary.
+# Formats that are not read: known by a file's first bytes (some formats are ASCII throughout), or by its name if the
+# first bytes (a zip's, or OLE's) only show that it is binary.
 _BEGINS = {b"%!PS": "PostScript", b"{\\rtf": "rich text (RTF)"}
 _NAMED = {
     **dict.fromkeys((".doc", ".odt", ".rtf"), "a word processor's document"),
@@ -39,7 +39,7 @@ _NAMED = {
     **dict.fromkeys((".ppt", ".odp"), "a presentation"),
     ".epub": "an e-book",
 }
-_PDF_HEAD_BYTES = 1024  # readers look for the mark in these, wherever it stands
+_PDF_HEAD_BYTES = 1024  # PDF readers accept the mark anywhere in these bytes
 _NEVER = frozenset({"__pycache__", "node_modules", "venv"})
 _PART = re.compile(r"#[0-9]+\Z")
 _HEADING = re.compile(
@@ -57,7 +57,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One document to store: a file, or a part of one; `note` is what people should know of it."""
+    """One document to store: a file, or a part of one; `note` is a remark on it for people."""
 
     id: str
     text: str
@@ -66,15 +66,15 @@ class Item:
 
     @property
     def begins(self) -> bool:
-        """Whether it is a file's first part, or all of it."""
+        """Whether the item is the first part of a file, or the whole file."""
         return int(self.metadata.get("part", 1)) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be read: a file's id, or with `folder` everything below it.
+    """A file that could not be read, by its id, or, with `folder`, all files below a folder.
 
-    `no_text`: it holds no text that is read, so what is stored under its id is not its text.
+    With `no_text` the file has no readable text, so a document stored under its id is out of date.
     """
 
     id: str
@@ -99,14 +99,14 @@ class NotADocument(Exception):
 
 
 class UnreadFormat(Unreadable):
-    """A file is a document in a format that is not read; the message names the format."""
+    """The file is a document in a format that is not read; the message names the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One path given by the user: a folder or a file, and the name its documents carry as their source.
+    """One path given by the user: a folder or a file, and the name of its documents' source.
 
-    `reader` reads what is no text in UTF-8; without one such files are problems. `max_bytes` bounds texts.
+    `reader` reads files that are no text in UTF-8; without a reader these are problems. `max_bytes` bounds texts.
     """
 
     path: Path
@@ -127,13 +127,13 @@ class Root:
         return any(fnmatch.fnmatchcase(t, g) for g in self.globs for t in (name, document_id))
 
     def count(self) -> int:
-        """Return how many files there are to look at."""
+        """Return the number of files to look at."""
         if not self.path.is_dir():
             return 1
         return sum(isinstance(each, tuple) and self.wants(each[1]) for each in self._walk())
 
     def documents(self) -> Iterator[Found]:
-        """Yield what is found, each file read as it is reached."""
+        """Yield documents, problems and skipped files; each file is read when its turn comes."""
         if not self.path.is_dir():
             yield from self._found(self.path, self.path.name, named=True)
             return
@@ -144,7 +144,7 @@ class Root:
                 yield from self._found(*each)
 
     def _walk(self) -> Iterator[tuple[Path, str] | Problem | Skipped]:
-        """Yield files with their ids, and the folders that are not looked into with the reason."""
+        """Yield files with their ids, and skipped folders with the reason."""
         failed: list[OSError] = []
         for folder, folders, names in os.walk(self.path, onerror=failed.append):
             yield from map(self._unlisted, failed)
@@ -181,7 +181,7 @@ class Root:
             reading, size_bytes = self._read(path, self.path if not named else None)
         except (NotADocument, Textless) as error:
             scan = isinstance(error, Textless) and path.suffix.lower() not in _TEXT
-            if named or scan:  # asked for, or a document whose text is lost
+            if named or scan:  # named by the user, or a scan without text
                 yield Problem(document_id, str(error), no_text=isinstance(error, Textless))
             else:
                 yield Skipped(document_id, str(error))
@@ -203,14 +203,14 @@ class Root:
             yield from parts(document_id, reading, metadata)
 
     def _read(self, path: Path, root: Path | None) -> tuple[Reading, int]:
-        """Return a file's text and its size in bytes; links may not leave `root`."""
+        """Return a file's text and its size in bytes; NotADocument for a link to outside of `root`."""
         if (
             path.is_symlink()
             and root is not None
             and not path.resolve().is_relative_to(root.resolve())
         ):
             raise NotADocument("a link to outside the folder")
-        # Not blocking, so that opening a pipe in the folder does not wait for a writer.
+        # O_NONBLOCK: opening a pipe in the folder must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -240,7 +240,7 @@ def _id(path: Path, root: Path) -> str:
 
 
 def _matches(pattern: str, document_id: str) -> bool:
-    """A pattern names a path, a file's name, or any folder above it."""
+    """Return whether a pattern matches a path, its file's name, or any folder above it."""
     pattern = pattern.rstrip("/")
     parts = document_id.split("/")
     paths = ["/".join(parts[: n + 1]) for n in range(len(parts))]
@@ -248,15 +248,15 @@ def _matches(pattern: str, document_id: str) -> bool:
 
 
 def _left_out(folder: str) -> str:
-    """Return why a folder is not looked into, "" if it is."""
+    """Return the reason why a folder is skipped; "" if it is not."""
     if folder.startswith("."):
         return "a hidden folder"
     return "a folder of what programs made or installed" if folder in _NEVER else ""
 
 
 def _kind(head: bytes, suffix: str) -> str:
-    """Return what reads a file that begins with `head`; UnreadFormat for a format that nothing reads."""
-    text = suffix in _TEXT  # a text may speak of a format's mark
+    """Return the kind of reader for a file that begins with `head`; UnreadFormat for a format without a reader."""
+    text = suffix in _TEXT  # a text may contain a format's mark
     if (
         head.startswith(b"%PDF-")
         or (not text and b"%PDF-" in head[:_PDF_HEAD_BYTES])
@@ -274,7 +274,7 @@ def _kind(head: bytes, suffix: str) -> str:
 
 
 def _text_bytes(file: BinaryIO, head: bytes, suffix: str, size: int, most: int) -> bytes:
-    """Return a text's bytes; NotADocument if it is none, Unreadable if there are too many."""
+    """Return a text's bytes; NotADocument for another file, Unreadable for a text that is too large."""
     if size > most and suffix not in _TEXT:
         raise NotADocument("large, and no kind of text known by its name")
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
@@ -288,7 +288,7 @@ def _text_bytes(file: BinaryIO, head: bytes, suffix: str, size: int, most: int) 
 
 
 def _utf8(data: bytes) -> Reading | None:
-    """Return the text of bytes in UTF-8, None of others."""
+    """Return the text of bytes in UTF-8; None for other encodings."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -301,10 +301,10 @@ def _utf8(data: bytes) -> Reading | None:
 
 
 def parts(document_id: str, reading: Reading, metadata: dict[str, Any]) -> Iterator[Item]:
-    """Yield a document as one item, or as parts that the server takes, cut between pages or lines where possible.
+    """Yield a document as one item, or in parts small enough for the server, cut between pages or lines if possible.
 
-    Part 1 has the document's id, part n that id with `#n`. `pages` of an item's metadata says at which of its
-    characters each page starts that it holds anything of, `first_page` the number of the first of them.
+    Part 1 has the document's id, part n that id with `#n`. In an item's metadata `pages` holds the characters at which
+    its pages start, and `first_page` the number of the first of them.
     """
     text, starts = reading.text, reading.pages
     cuts = _cuts(text, starts, MAX_PART_BYTES)
@@ -322,7 +322,7 @@ def parts(document_id: str, reading: Reading, metadata: dict[str, Any]) -> Itera
 
 
 def _cuts(text: str, starts: Sequence[int], most: int) -> list[int]:
-    """Return the characters at which a text is cut, 0 and its length included: at most `most` bytes between two."""
+    """Return the characters at which a text is cut, from 0 to its length, with at most `most` bytes between two."""
     cuts = [0]
     while len(text[cuts[-1] :].encode()) > most:
         begin = cuts[-1]

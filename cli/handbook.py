@@ -1,6 +1,6 @@
-"""The sample collection `handbook`: Markdown pages of the world that the shipped chat model answers about.
+"""The sample collection `handbook`: Markdown pages of the world about which the shipped chat model answers.
 
-The pages are written to the data directory, so that a user may read what an answer cites.
+The pages are written to the data directory, so that a user can read the pages that an answer cites.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _GENERATOR = "models.demo.world.handbook"
 
 
 def directory(data_dir: Path) -> Path:
-    """Return where the pages of an instance lie."""
+    """Return the directory of an instance's pages."""
     return data_dir / "samples" / COLLECTION
 
 
 def documents(folder: Path) -> list[Item]:
-    """Write the pages into `folder` and return them as documents; none where the chat model's files are not at hand.
+    """Write the pages into `folder` and return them as documents; none if the chat model's files are missing.
 
-    A page is the same at every start, so nothing of it is embedded twice; one that was edited is restored.
+    A page is the same at every start, so it is embedded only once; an edited page is restored.
     """
     if not _at_hand():
         return []
@@ -38,7 +38,7 @@ def documents(folder: Path) -> list[Item]:
 
 
 def _at_hand() -> bool:
-    """Return whether the generator can be imported: it lies in the project, beside the model."""
+    """Return whether the pages' generator can be imported: it is in the project, beside the model."""
     if (_PROJECT / "models" / "demo").is_dir() and str(_PROJECT) not in sys.path:
         sys.path.append(str(_PROJECT))
     try:

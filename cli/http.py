@@ -1,4 +1,4 @@
-"""Call the server: choose address and key, and turn failures into sentences."""
+"""Calls to the server: the choice of address and key, and sentences for failures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from common.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's address and the key to use there."""
+    """A server's address and the API key for it."""
 
     url: str
     api_key: str | None
 
 
 class NoServer(Exception):
-    """No address was given and no instance runs in the data directory; says what to do."""
+    """No address was given and no instance runs in the data directory; the message says what to do."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def endpoint(args: argparse.Namespace, env: Mapping[str, str]) -> Endpoint:
-    """Return the server to talk to; NoServer or ConfigError if there is none to be found."""
+    """Return the server to call; NoServer or ConfigError if none is found."""
     key = env.get("SPILLWAY_API_KEY") or None
     url = args.url or env.get("SPILLWAY_URL")
     if url:
@@ -62,7 +62,7 @@ def _lone_router(data_dir: Path) -> str:
             os.kill(int(note["pid"]), 0)
             port = int(note["port"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue  # a router that is gone, or a note that is no note
+            continue  # the router is gone, or the note is damaged
         if port:
             return f"http://127.0.0.1:{port}"
     raise NoServer(
@@ -110,7 +110,7 @@ def exit_status(work: Callable[[], int]) -> int:
 
 
 def sentence(error: SpillwayError) -> str:
-    """Return what a failed call says to people."""
+    """Return a failed call's error as a sentence for people."""
     if isinstance(error, AuthenticationError):
         return f"{error.message}; give a key with SPILLWAY_API_KEY (`spillway keys create`)"
     if isinstance(error, APITimeoutError):

@@ -69,7 +69,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ingest; 0 if every file is in, 1 if some failed, 2 for a command that cannot work."""
+    """Ingest; 0 if every file was stored, 1 if some failed, 2 for a command that cannot work."""
     if args.source and len(args.path) > 1:
         return say("--source names one source; give one PATH with it", 2)
     limits = (args.max_bytes, args.patience, args.file_timeout)
@@ -129,7 +129,7 @@ async def _upload(
 
 
 async def ensure(client: AsyncSpillway, name: str) -> None:
-    """Create the collection unless it is there; Stop if it holds vectors only."""
+    """Create the collection unless it exists; Stop if it holds vectors only."""
     try:
         found = await client.collections.get(name)
     except NotFoundError:
@@ -142,7 +142,7 @@ async def ensure(client: AsyncSpillway, name: str) -> None:
 
 
 def _unique(root: Root, taken: dict[str, Path]) -> Iterator[Found]:
-    """Yield what the root holds; an id another path of this run has taken is a problem, not an overwrite."""
+    """Yield the documents of a root; an id that another path of this run has taken is a problem, not an overwrite."""
     for found in root.documents():
         yield _claimed(found, root.path, taken)
 
@@ -156,9 +156,9 @@ def _claimed(found: Found, path: Path, taken: dict[str, Path]) -> Found:
 
 
 class Progress:
-    """One line that changes on a terminal, a plain line every few seconds elsewhere, then a summary.
+    """The progress of a run: one changing line on a terminal, else a line every few seconds; then a summary.
 
-    `total` is how many files there are to look at, 0 if that is not known.
+    `total` is the number of files to look at, 0 if it is not known.
     """
 
     def __init__(self, out: TextIO, total: int = 0) -> None:
@@ -172,7 +172,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def __call__(self, counts: Counts, news: News | None) -> None:
-        """Show where the run stands, and at once what failed, was skipped or is worth knowing."""
+        """Show the run's progress, and at once failed and skipped files, and notes."""
         now = time.monotonic()
         if news is not None:
             what = {Problem: "failed", Skipped: "skipped"}.get(type(news), "note")
@@ -188,7 +188,7 @@ class Progress:
         self._out.flush()
 
     def end(self, counts: Counts, collection: str, *, shown: bool = True) -> None:
-        """Print the summary, if it is to be shown."""
+        """Print the summary, unless output is off."""
         self._clear()
         if shown:
             said = f"{collection}: {describe(counts)}; {self.seconds:.1f} s"
@@ -207,7 +207,7 @@ class Progress:
 
 
 def time_left(files: int, total: int, took_s: float) -> str:
-    """Return how long the rest takes if it goes on as so far ("40 s", "12 min", "3.5 h"), "" while nothing says so."""
+    """Return the time left at the present rate ("40 s", "12 min", "3.5 h"); "" while it cannot be told."""
     if not 0 < files < total:
         return ""
     left_s = took_s / files * (total - files)
@@ -217,7 +217,7 @@ def time_left(files: int, total: int, took_s: float) -> str:
 
 
 def summary(counts: Counts, collection: str, took_s: float) -> dict[str, Any]:
-    """Return what a run did, for programs."""
+    """Return the summary of a run, for programs."""
     listed = {
         name: [{"id": one.id, "reason": one.reason} for one in some]
         for name, some in (
@@ -239,7 +239,7 @@ def summary(counts: Counts, collection: str, took_s: float) -> dict[str, Any]:
 
 
 def describe(counts: Counts) -> str:
-    """Return the counts as people read them."""
+    """Return the counts of a run as a sentence for people."""
     parts = [
         f"{counts.stored} stored ({counts.chunks} chunks)",
         f"{counts.unchanged} unchanged",

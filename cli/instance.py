@@ -1,4 +1,4 @@
-"""An instance is one data directory: its lock, the notes of its processes, and leftovers of a crash."""
+"""An instance, which is one data directory: its lock, the notes of its processes, and leftovers of a crash."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Instance:
 
     @property
     def run(self) -> Path:
-        """Where processes note pid and ports."""
+        """The directory of the processes' notes: pids and ports."""
         return self.data_dir / "run"
 
     @property
     def logs(self) -> Path:
-        """Where the services' logs are."""
+        """The directory of the services' logs."""
         return self.data_dir / "logs"
 
     @property
     def redis(self) -> Path:
-        """Where the embedded server keeps its data."""
+        """The directory of the embedded server's data."""
         return self.data_dir / "redis"
 
     @property
@@ -101,7 +101,7 @@ class Instance:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the data directory; ConfigError if another instance runs on it."""
+        """Hold the data directory's lock; ConfigError if another instance runs on it."""
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
@@ -136,7 +136,7 @@ class Instance:
     # -- notes ------------------------------------------------------------------------------------
 
     def note(self, name: str, **values: Any) -> None:
-        """Write a note of this name, whole or not at all."""
+        """Write a note under a name, in one atomic step."""
         path = self.run / f"{name}.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(values), encoding="utf-8")
@@ -159,13 +159,13 @@ class Instance:
     def forget_notes(self) -> None:
         """Remove all notes."""
         for path in self.run.glob("*.json"):
-            with contextlib.suppress(OSError):  # a directory is none of ours
+            with contextlib.suppress(OSError):  # a directory is no note
                 path.unlink(missing_ok=True)
 
     # -- leftovers --------------------------------------------------------------------------------
 
     def leftovers(self) -> list[int]:
-        """Return pids of processes that an earlier supervisor of this directory left behind."""
+        """Return the pids of processes that an earlier supervisor of this directory left running."""
         found = []
         for name, note in self.notes().items():
             pid = note.get("pid")
@@ -181,7 +181,7 @@ class Instance:
         return os.fsencode(self.data_dir) in command or os.fsencode(self.socket) in command
 
     def end_leftovers(self, grace_s: float = 5.0) -> int:
-        """End what an earlier supervisor left behind, in order if possible; return how many there were."""
+        """End the processes that an earlier supervisor left running, in order if possible; return their number."""
         pids = self.leftovers()
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
             for pid in pids:
@@ -195,7 +195,7 @@ class Instance:
 
 
 def wait_exit(pid: int, timeout_s: float) -> bool:
-    """Wait until a process has ended; return whether it has within `timeout_s`."""
+    """Wait up to `timeout_s` for the end of a process; return whether it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

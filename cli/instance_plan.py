@@ -33,12 +33,12 @@ from common.types.helper_address import channel_kind
 
 REDIS, REDIS_PAGES = "redis", "redis-pages"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-FREE_PORTS = 23000, 29999  # below those that Linux and macOS give to outgoing connections
+FREE_PORTS = 23000, 29999  # below the ports that Linux and macOS use for outgoing connections
 
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """One process to run, with variables of its own, on `cores` or any; a lower `stage` starts earlier, stops later."""
+    """One process to run, with its own variables, on `cores` (empty: any); lower stages start earlier, stop later."""
 
     name: str
     argv: list[str]
@@ -50,11 +50,11 @@ class PlannedProcess:
 
 @dataclass(frozen=True)
 class InstancePlan:
-    """One instance to be: where it lives, what it runs, and where it is reached.
+    """The plan of one instance: its directory, its processes, and its addresses.
 
-    `overflow_workers` is how many there will be, `lanes` the embedding lanes that pay on this machine; with
+    `overflow_workers` is the number of overflow workers, `lanes` the embedding lanes of this machine; with
     `host_helper` a process attends on the host for the gpu_worker. The services are those of the deployment plan
-    `planned`, if there is one; `further_ports` are those of its routers after the first.
+    `planned`, if there is one; `further_ports` are the ports of its routers after the first.
     """
 
     instance: Instance
@@ -72,17 +72,17 @@ class InstancePlan:
 
     @property
     def embedded(self) -> bool:
-        """True if the server is ours to run."""
+        """True if this instance runs the bus' server."""
         return not self.config.redis_url
 
     @property
     def embedded_pages(self) -> bool:
-        """True if the server for KV pages is ours to run."""
+        """True if this instance runs the server for KV pages."""
         return not self.config.pages_url
 
     @property
     def url(self) -> str:
-        """Where clients on this machine reach the router."""
+        """The router's URL for clients on this machine."""
         scheme = "https" if self.router.tls_cert else "http"
         host = self.router.host
         if host in {"0.0.0.0", "::", ""}:
@@ -105,13 +105,13 @@ class InstancePlan:
         return flags
 
     def redis(self) -> PlannedProcess:
-        """Return the embedded server, its config written."""
+        """Return the embedded server, after writing its config."""
         path = embedded.write_config(self.instance, self.config)
         server = embedded.binary(self.config)
         return PlannedProcess(REDIS, [str(server), str(path)], 0, signal.SIGTERM)
 
     def redis_pages(self) -> PlannedProcess:
-        """Return the embedded server for KV pages, its config written."""
+        """Return the embedded server for KV pages, after writing its config."""
         path = embedded.write_pages_config(self.instance, self.config)
         return PlannedProcess(REDIS_PAGES, [str(embedded.binary(self.config)), str(path)], 0)
 
@@ -160,7 +160,7 @@ class InstancePlan:
 
 
 def _check_port(host: str, port: int) -> int:
-    """Return a port the router can take, for 0 a free one; ConfigError with the reason if it cannot have this one."""
+    """Return a port for the router, for 0 a free one; ConfigError with the reason if it cannot use this port."""
     try:
         info = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -179,9 +179,9 @@ def _check_port(host: str, port: int) -> int:
 
 
 def _free_port(family: int, address: tuple[Any, ...]) -> int:
-    """Return a free port of an address, outside the range from which outgoing connections get theirs.
+    """Return a free port of an address, outside the range for outgoing connections.
 
-    The router binds it some seconds later, so no connection may be given it meanwhile.
+    The router binds the port some seconds later, and no outgoing connection may get it meanwhile.
     """
     for _ in range(200):
         port = random.SystemRandom().randint(*FREE_PORTS)
@@ -194,7 +194,7 @@ def _free_port(family: int, address: tuple[Any, ...]) -> int:
 
 
 def _probe(family: int, address: tuple[Any, ...]) -> None:
-    """Listen at an address for a moment; OSError if that cannot be done."""
+    """Listen at an address for a moment; OSError if that fails."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
@@ -202,7 +202,7 @@ def _probe(family: int, address: tuple[Any, ...]) -> None:
 
 
 def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
-    """Check everything that can be known before the start; ConfigError says what is wrong."""
+    """Check all that can be checked before the start; ConfigError names the fault."""
     file = args.get("config") or env.get("SPILLWAY_CONFIG") or None
     given = {name: args.get(name) for name in ("data_dir", "port", "sample", "chat_model")}
     config = load(SupervisorConfig, env, file=file, args=given)
@@ -212,7 +212,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
     for cls in others:
         load(cls, env, file=file, args=given)
     machine = within_reach(detect(), device=worker.device, env=env, torch=torch_version())
-    place(machine, threads=worker.threads, cores=worker.cores)  # what it refuses, it refuses now
+    place(machine, threads=worker.threads, cores=worker.cores)  # wrong settings are refused now
     place_host(machine, worker.host_cores)
     planned = _planned(args, env, file, given)
     chat = chat_model.choose(worker) if planned is None else _planned_chat(planned)
@@ -250,7 +250,7 @@ def make(args: Mapping[str, Any], env: Mapping[str, str]) -> InstancePlan:
 def _planned(
     args: Mapping[str, Any], env: Mapping[str, str], file: str | None, given: Mapping[str, Any]
 ) -> PlannedServices | None:
-    """Return the services of the deployment plan that `args` name, if they name one; ConfigError if it cannot run."""
+    """Return the services of the deployment plan that `args` name, else None; ConfigError if the plan cannot run."""
     where = args.get("plan")
     if not where:
         return None
@@ -269,13 +269,13 @@ def _planned(
 
 
 def _planned_chat(planned: PlannedServices) -> ChatModel:
-    """Return the chat model of the first gpu_worker of a plan that generates; ConfigError if one cannot be had."""
+    """Return the chat model of a plan's first generating gpu_worker; ConfigError if a model is missing."""
     models = [planned.chat(entry) for entry in planned.plan.of_service("gpu_worker")]
     return next((model for model in models if model.value), models[0])
 
 
 def with_port(plan: InstancePlan) -> InstancePlan:
-    """Return the plan with a port that is free now."""
+    """Return the plan with a new port, free now."""
     port = _check_port(plan.router.host, plan.port)
     more = plan.planned.plan.replicas("router") - 1 if plan.planned else 0
     further = tuple(_check_port(plan.router.host, 0) for _ in range(more))

@@ -46,7 +46,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says; 1 if there is no such key."""
+    """Run the verb; 1 if there is no such key."""
     return with_bus(args, lambda bus: _run(args, bus))
 
 

@@ -50,7 +50,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"spillway {metrics.version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, add, _, help_text) in COMMANDS.items():
-        if name == chosen:  # the others' modules are not needed
+        if name == chosen:  # other commands' modules are not loaded
             getattr(_load(name, module), add)(subparsers)
         else:
             subparsers.add_parser(name, help=help_text)
@@ -58,7 +58,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def _load(name: str, module: str) -> Any:
-    """Import a command's module; `bench` lies beside the installed packages, in a checkout only."""
+    """Import a command's module; `bench` is beside the installed packages, only in a checkout."""
     if name == "bench":
         checkout = Path(__file__).resolve().parent.parent
         if not (checkout / "bench").is_dir():
@@ -70,7 +70,7 @@ def _load(name: str, module: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 = done, 1 = it failed, 2 = it was asked wrongly, 130 = interrupted."""
+    """Run one command; 0 = done, 1 = it failed, 2 = a wrong command line or setting, 130 = interrupted."""
     words: list[str] = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:

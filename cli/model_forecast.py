@@ -1,4 +1,4 @@
-"""The memory and the speed that a chat model will have on this machine's CPU, from its headers: nothing is loaded."""
+"""A forecast of a chat model's memory and speed on this machine's CPU, from its headers, without loading it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import math
 from common.config import WorkerConfig
 from common.native.library import cpu_flags
 
-_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32}  # a weight
-# Of a file's bytes, where it is not 1: see docs/decisions.md, 118.
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32}  # bytes of a weight
+# Bytes in memory per byte in the file, if not 1: see docs/decisions.md, 118.
 _PACKED = {"Q4_K": 9472 / 9216, "Q5_K": 11_520 / 11_264, "IQ4_XS": 8832 / 8704}
-_SHARE = 0.68  # of the memory's bandwidth that decoding reaches (docs/benchmarks, row L1)
-_SAMPLE = 1 << 26  # numbers read to measure it
+_SHARE = 0.68  # share of the memory's bandwidth that decoding reaches (docs/benchmarks, row L1)
+_SAMPLE = 1 << 26  # numbers read to measure the bandwidth
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelForecast:
-    """Bytes of weights and of a token's keys and values, and what one stream decodes a second; None: not known."""
+    """Bytes of weights and of a token's keys and values, and tokens a second of one stream; None: not known."""
 
     kind: str
     parameters: int
@@ -30,9 +30,9 @@ class ModelForecast:
 
 
 def forecast(model: str, config: WorkerConfig, *, threads: int) -> ModelForecast:
-    """Predict; ConfigError if the model cannot be served, or its headers are not sound.
+    """Return a model's forecast; ConfigError if it cannot be served, or its headers are damaged.
 
-    `threads` read memory for a moment to measure what it brings (bytes a second); 0: no speed is predicted.
+    `threads` threads read memory for a moment to measure its bandwidth (bytes a second); with 0 no speed is predicted.
     """
     from engine.models.decoders.files import find_decoder  # noqa: PLC0415 - loads torch below
     from engine.models.decoders.weights import (  # noqa: PLC0415
@@ -74,7 +74,7 @@ def forecast(model: str, config: WorkerConfig, *, threads: int) -> ModelForecast
 
 
 def _bandwidth(threads: int) -> float | None:
-    """Return the bytes a second that memory brings to so many threads, or None without the kernels that read it."""
+    """Return the bytes a second that `threads` threads read from memory; None without the kernels for it."""
     import ctypes  # noqa: PLC0415
     import time  # noqa: PLC0415
 

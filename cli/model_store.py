@@ -1,4 +1,4 @@
-"""Models on this machine's disk: the hub's cache, which `huggingface_hub` keeps, and other files and directories."""
+"""Models on this machine's disk: in the cache of `huggingface_hub`, and in other files and directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common.errors import ConfigError, Unavailable
 
-# What is fetched of a model: no weights in other formats, no pictures.
+# The files downloaded of a model: no weights in other formats, no pictures.
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?\Z")
 
@@ -22,7 +22,7 @@ class HubName(NamedTuple):
 
 
 class StoredModel(NamedTuple):
-    """A downloaded model: its id, its bytes, and its GGUF files, if it has any."""
+    """A downloaded model: its id, its size in bytes, and its GGUF files, if it has any."""
 
     model: str
     size: int
@@ -30,7 +30,7 @@ class StoredModel(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return what a text names on the hub, or None if it cannot be a name there."""
+    """Return a text as a name on the hub, or None if it cannot be one."""
     match = _NAME.match(text)
     if match is None or (text.endswith(".gguf") and not match[2]):
         return None
@@ -38,7 +38,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def find(text: str) -> Path | None:
-    """Return the path of a model: as it is, or in the cache; None if it is not here."""
+    """Return the path of a model: the given path, or one in the cache; None if the model is not on this machine."""
     place = Path(text).expanduser()
     if place.exists():
         return place
@@ -54,14 +54,14 @@ def find(text: str) -> Path | None:
 
 
 def missing(text: str) -> ConfigError:
-    """Return the error for a model of the hub that is not here."""
+    """Return the error for a model of the hub that is not downloaded."""
     return ConfigError(
         f"model {text!r} is not downloaded; expected a path, or a hub id after `spillway models pull {text}`"
     )
 
 
 def pull(text: str) -> Path:
-    """Download a model, or one GGUF file of it; Unavailable says what the hub refused."""
+    """Download a model, or one GGUF file of it; Unavailable names the hub's refusal."""
     name = hub_name(text)
     if name is None:
         raise ConfigError(f"model {text!r}: expected a hub id, org/name or org/name/FILE.gguf")
@@ -71,7 +71,7 @@ def pull(text: str) -> Path:
         if name.file:
             return Path(huggingface_hub.hf_hub_download(name.model, name.file))
         found = Path(huggingface_hub.snapshot_download(name.model, allow_patterns=_WANTED))
-    except Exception as error:  # the library raises its own, httpx's and the system's
+    except Exception as error:  # the library raises its own errors, httpx's and the system's
         reason = str(error).strip().partition("\n")[0][:300]
         raise Unavailable(f"model {text!r} cannot be downloaded: {reason}") from error
     if not (found / "config.json").exists():
@@ -99,7 +99,7 @@ def stored() -> list[StoredModel]:
 
 
 def remove(text: str) -> int:
-    """Delete a downloaded model from the cache; return the bytes freed. ConfigError if it is not there."""
+    """Delete a downloaded model from the cache; return the bytes freed. ConfigError if it is not in the cache."""
     import huggingface_hub  # noqa: PLC0415 - slow to import
 
     name = hub_name(text)
@@ -110,7 +110,7 @@ def remove(text: str) -> int:
             raise missing(text) from None
         for repo in cache.repos:
             if repo.repo_id == name.model and repo.repo_type == "model":
-                # Not by revisions: copies of one model on the hub may have the same.
+                # Not by revisions: copies of one model on the hub may share them.
                 shutil.rmtree(repo.repo_path)
                 return repo.size_on_disk
         raise missing(text)

@@ -1,4 +1,4 @@
-"""`spillway models`: list what an instance serves; pull, list, show and remove what is on this machine's disk."""
+"""`spillway models`: list an instance's models; pull, list, show and remove models on this machine's disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.devices import detect
 from common.placement import place
 
 _GIB = 1 << 30
-# Known to be good for their size, by the memory of a machine (GB) that has room for one and its conversations.
+# Good models for their size, by the memory (GB) of a machine with room for the model and its conversations.
 GOOD = {
     4: "Qwen/Qwen2.5-1.5B-Instruct-GGUF/qwen2.5-1.5b-instruct-q8_0.gguf",
     8: "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf",
@@ -53,7 +53,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says; ConfigError or SpillwayError if it cannot be done."""
+    """Run the verb; ConfigError or SpillwayError if that fails."""
     if args.verb is None:
         return talk(args, lambda client: _models(client, as_json=args.json))
     verbs = {"pull": _pull, "list": _list, "show": _show, "rm": _remove}
@@ -105,7 +105,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _lines(path: Path, found: ModelForecast, memory: int) -> list[tuple[str, str]]:
-    """Return what people read: a name and a sentence a line."""
+    """Return lines for people: a name and a sentence each."""
     tokens = min(found.context, 8192)
     needed = found.weight_bytes + tokens * found.token_bytes
     weights = f"{_size(found.weight_bytes)} of weights, {found.token_bytes / 1024:.0f} KiB a token"
@@ -156,7 +156,7 @@ async def _models(client: AsyncSpillway, *, as_json: bool) -> int:
 
 
 def _about(details: dict[str, Any]) -> list[str]:
-    """Return what tells models apart: a generator has a context, an encoder a dimension."""
+    """Return the main size of a model in words: a generator's context, an encoder's dimension."""
     generates = details.get("kind") == "generate"
     names = {"kind": "kind", "dimension": "dimension", "max_tokens": "max_tokens"}
     if generates:

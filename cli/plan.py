@@ -34,7 +34,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 
 class PlanInput(msgspec.Struct, forbid_unknown_fields=True):
-    """A plan's input as it stands in a file; `retrieval_latencies_s` are single searches of one shard."""
+    """The input of a plan, as in a file; `retrieval_latencies_s` are seconds of single searches of one shard."""
 
     inference_s: _Seconds | None = None
     retrieval_s: _Seconds | None = None
@@ -47,7 +47,7 @@ class PlanInput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShardedLatency(NamedTuple):
-    """Latency of a search over so many shards; not known where the sample ends before the quantile."""
+    """The latency of a search over several shards; a quantile is not known if the sample ends before it."""
 
     shards: int
     median_s: float
@@ -57,7 +57,7 @@ class ShardedLatency(NamedTuple):
 
 
 def add(subparsers: Any) -> None:
-    """Add the command and what it plans."""
+    """Add the command and its verbs."""
     about = "plan a deployment from measured times; check a mesh against a plan, write it as files"
     parser = subparsers.add_parser("plan", help=about, description=about)
     verbs = parser.add_subparsers(dest="verb", metavar="WHAT", required=True)
@@ -79,7 +79,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says; ConfigError names the flag or the file that cannot be used."""
+    """Run the verb; ConfigError names the flag or the file that cannot be used."""
     verbs = {
         "retrieval": run_retrieval,
         plan_deployment.VERB: plan_deployment.run,
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_retrieval(args: argparse.Namespace) -> int:
-    """Print what the splits give; ConfigError names the flag or the file that cannot be used."""
+    """Print the figures of the splits; ConfigError names the flag or the file that cannot be used."""
     given = _given(args)
     load, now, units = _load(given), _now(given), _units(given)
     best = predict(load, best_split(load, units))
@@ -105,11 +105,11 @@ def run_retrieval(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- what is asked --------------------------------------------------------------------------------
+# -- input ----------------------------------------------------------------------------------------
 
 
 def _given(args: argparse.Namespace) -> PlanInput:
-    """Return what the file says, and above it what the flags say."""
+    """Return the input from the file, with values from flags in place of the file's."""
     given = PlanInput() if args.file is None else _read(args.file)
     for name in ("inference", "retrieval"):
         if (text := getattr(args, name)) is not None:
@@ -161,7 +161,7 @@ def _units(given: PlanInput) -> int:
     return given.units or sum(now or ())
 
 
-# -- what is printed ------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------
 
 
 def _table(load: RetrievalLoad, splits: dict[str, SplitPrediction]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`spillway plan deployment`: the front of what a pipeline can give, and what reaches goals at the least cost."""
+"""`spillway plan deployment`: the best schedules of a pipeline, and the cheapest one that reaches the goals."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ VERB = "deployment"
 HELP = "placement, allocation and batches of a pipeline: what is best, and what reaches your goals at the least cost"
 GOALS, PRICES = ("ttft_ms", "tpot_ms", "qps"), ("chip", "host")
 MOST_BYTES, MOST_BATCH, MOST_SHOWN = 16 << 20, 1 << 14, 20
-BUSIEST_S = 10.0  # of a recorded load, by whose rate is planned
+BUSIEST_S = 10.0  # the busiest seconds of a recorded load give its rate
 T = TypeVar("T")
 
 
 class _Found(NamedTuple):
-    """What was planned: where it was searched, the goals, the front, the choice, and the recorded load in words."""
+    """The result of planning: the search space, the goals, the front, the choice, and the recorded load in words."""
 
     space: SearchSpace
     goals: Goals
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(found.choice.shortfalls))
 
 
-# -- what is asked --------------------------------------------------------------------------------
+# -- input ----------------------------------------------------------------------------------------
 
 
 def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
@@ -162,7 +162,7 @@ def _plan(args: argparse.Namespace, levers: Sequence[PlanLever]) -> _Found:
 
 
 def _read(path: Path, reader: Callable[[bytes, str], T]) -> T:
-    """Return what a file holds; ConfigError names it, what is wrong and what is expected."""
+    """Return the decoded content of a file; ConfigError names the file, the fault and the expected form."""
     try:
         if path.exists() and not path.is_file():  # a device or a pipe may never end
             raise ConfigError(f"{path} is no regular file; expected YAML or JSON")
@@ -234,7 +234,7 @@ def _write(path: Path, data: bytes) -> None:
         raise ConfigError(f"{path}: {error.strerror}; expected a place to write to") from None
 
 
-# -- what is printed ------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------
 
 
 def _lines(found: _Found, *, fully: bool) -> Iterator[str]:

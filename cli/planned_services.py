@@ -39,7 +39,7 @@ CONFIGS: Mapping[ServiceName, type[Common]] = {
     "vector_search": SearchConfig,
     "kv_store": StoreConfig,
 }
-# Where a replica lies and is reached is the supervisor's to say.
+# Settings of a replica's place and addresses, which only the supervisor sets.
 NOT_PLANNED = frozenset(
     {
         "data_dir",
@@ -66,7 +66,7 @@ class PlannedReplica(NamedTuple):
 
 
 def fingerprint(machine: Machine | None = None, *, device: str = "auto") -> MachineFingerprint:
-    """Return what a plan made here says of the machine; by default the one this process runs on."""
+    """Return the fingerprint of a machine, by default this one, as in plans made here."""
     found = within_reach(machine or detect(), device=device, env=os.environ, torch=torch_version())
     return MachineFingerprint(
         cores=found.usable_cores,
@@ -77,7 +77,7 @@ def fingerprint(machine: Machine | None = None, *, device: str = "auto") -> Mach
 
 
 def read_plan_file(path: str | Path) -> DeploymentPlan:
-    """Return the plan of a file; ConfigError says what is wrong with it, where, and what is expected."""
+    """Return the plan of a file; ConfigError names the fault, its place and the expected form."""
     place = Path(path)
     try:
         if place.exists() and not place.is_file():  # a device or a pipe may never end
@@ -94,7 +94,7 @@ def read_plan_file(path: str | Path) -> DeploymentPlan:
 
 
 class PlannedServices:
-    """A plan as this machine can run it: `replicas()` in the order of the plan's services."""
+    """The services of a plan on this machine; `replicas()` are in the order of the plan's services."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class PlannedServices:
         file: str | None,
         args: Mapping[str, Any],
     ) -> None:
-        """Check a plan against the settings that are given; ConfigError says which contradicts it.
+        """Check a plan against the given settings; ConfigError names a setting that contradicts the plan.
 
-        `where` is the plan's file, in messages; `env`, `file` and `args` give settings as `load` takes them.
+        `where` is the plan's file, for messages; `env`, `file` and `args` give settings, as in `common.config.load`.
         """
         self.plan, self.where = plan, where
         self._env, self._file, self._args = env, file, args
@@ -119,7 +119,7 @@ class PlannedServices:
             self._check(entry)
 
     def check_machine(self, here: MachineFingerprint) -> None:
-        """ConfigError if the plan was made for another machine than `here`."""
+        """Raise ConfigError if the plan was made for another machine than `here`."""
         if others := self.plan.machine.differences(here):
             raise ConfigError(
                 f"{self.where}: the plan is for another machine, {'; '.join(others)} here; expected a plan made for "
@@ -132,7 +132,7 @@ class PlannedServices:
         return load(CONFIGS[entry.service], env, file=self._file)
 
     def chat(self, entry: PlannedService) -> chat_model.ChatModel:
-        """Return the chat model of a gpu_worker's entry; ConfigError if there is none of that name."""
+        """Return the chat model of a gpu_worker's entry; ConfigError if there is no model of that name."""
         config = load(
             WorkerConfig, {**self._env, **self.plan.environment(entry)}, file=self._file,
             args={"chat_model": None if "SPILLWAY_CHAT_MODEL" in entry.settings else self._args.get("chat_model")},
@@ -197,6 +197,6 @@ def shown_plan(plan: DeploymentPlan) -> str:
 
 
 def as_note(plan: DeploymentPlan) -> dict[str, Any]:
-    """Return a plan as it stands in the supervisor's note."""
+    """Return a plan in the form for the supervisor's note."""
     found: dict[str, Any] = msgspec.to_builtins(plan)
     return found

@@ -1,4 +1,4 @@
-"""One supervised process: start, watch its output, restart after a crash, stop in order."""
+"""A supervised process: it is started, its output watched, restarted after a crash, and stopped in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-# Crashes in a row, without having become ready in between, until a process is given up: a process that has never
-# worked here will hardly do so.
+# A process that crashes this many times without becoming ready is given up, as it will hardly work later.
 GIVE_UP_AFTER, GIVE_UP_NEVER_READY_AFTER = 8, 3
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE = 1 << 20
@@ -58,10 +57,9 @@ class LogFile:
 class Process:
     """A child that is kept running until `stop`.
 
-    `on_line(process, line, record)` sees every line it prints, parsed if it is JSON; `on_state(process)` is called
-    after each change of `state`: "starting", "ready", "restarting", "failed" (it was given up), "stopped".
-    The owner calls `became_ready()`. When the supervisor dies the child gets `death_signal`. It runs on the `cores`, if
-    some are given.
+    `on_line(process, line, record)` gets every printed line, parsed if it is JSON; `on_state(process)` is called after
+    each change of `state`: "starting", "ready", "restarting", "failed" (given up), "stopped". The owner calls
+    `became_ready()`. When the supervisor dies, the child gets `death_signal`. It runs on `cores`, by default on any.
     """
 
     def __init__(
@@ -97,11 +95,11 @@ class Process:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start it, and keep it running."""
+        """Start the process, and keep it running."""
         self._task = asyncio.create_task(self._keep_running(), name=f"keep-{self.name}")
 
     def became_ready(self) -> None:
-        """Note that it works: its next crash is its first."""
+        """Record that the process is ready: its next crash counts as the first."""
         self._failures = 0
         self._give_up_after = GIVE_UP_AFTER
         self._set("ready")
@@ -120,7 +118,7 @@ class Process:
                 if self._stopping.is_set():
                     break
                 self._failures += 1
-                # 2 is a configuration that will not become right by trying again
+                # 2 is a wrong configuration: another start would fail, too
                 if self._failures >= self._give_up_after or self.exit_code == 2:
                     self._set("failed")
                     return
@@ -145,7 +143,7 @@ class Process:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=self.env,
-                start_new_session=True,  # Ctrl-C is the supervisor's to handle
+                start_new_session=True,  # only the supervisor handles Ctrl-C
                 preexec_fn=self._before_exec,
             )
         except OSError as error:
@@ -158,7 +156,7 @@ class Process:
         await self._pump(self._child, log_file)
         self.exit_code = await self._child.wait()
         self._child = None
-        kill_group(self.pid)  # what it started itself must not outlive it
+        kill_group(self.pid)  # its own children must not outlive it
         log_file.write(
             json.dumps(
                 {
@@ -178,7 +176,7 @@ class Process:
     async def _pump(self, child: asyncio.subprocess.Process, log_file: LogFile) -> None:
         assert child.stdout is not None
         rest = b""
-        # A grandchild may hold the pipe open after the child's end, so the end counts too.
+        # A grandchild may hold the pipe open after the child's end, so wait for the child's end as well.
         ended = asyncio.create_task(child.wait())
         try:
             while True:
@@ -219,11 +217,11 @@ class Process:
                 self._child.send_signal(number)
 
     def forget(self) -> None:
-        """Do not restart it any more."""
+        """Do not restart the process any more."""
         self._stopping.set()
 
     async def stop(self, timeout_s: float) -> bool:
-        """End it by SIGTERM, after `timeout_s` by SIGKILL; return whether it ended by itself."""
+        """End the process by SIGTERM, after `timeout_s` by SIGKILL; return whether SIGTERM was enough."""
         self.forget()
         if self._task is None:
             return True
@@ -239,12 +237,12 @@ class Process:
 
 
 def python(module: str, *flags: str) -> list[str]:
-    """Return the command line of one of our own modules."""
+    """Return the command line that runs a Spillway module."""
     return [sys.executable, "-m", module, *flags]
 
 
 def why_ended(status: int | None) -> str:
-    """Say in words how a process ended."""
+    """Return a sentence about the end of a process."""
     if status is None:
         return "did not end"
     if status < 0:
@@ -254,6 +252,6 @@ def why_ended(status: int | None) -> str:
 
 
 def kill_group(pid: int) -> None:
-    """End a process and what it started, at once."""
+    """Kill a process and the processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`spillway profile`: measure the stages of an answer on this machine, as the inventory that a planner reads."""
+"""`spillway profile`: measure the stages of an answer on this machine, and write the planner's inventory."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _measure(args: argparse.Namespace, load: StageLoad, machine: MachineFingerpr
 async def _of_mesh(
     args: argparse.Namespace, load: StageLoad, units: int, where: Endpoint
 ) -> tuple[list[ProfilePoint], list[PlannedCost]]:
-    """Return the points of one mesh, and what its workers' cost models say of the same work."""
+    """Return the points of one mesh, and the seconds of the same work by its workers' cost models."""
     quick = args.quick
     async with AsyncSpillway(where.url, where.api_key, timeout_s=120.0) as client:
         timer = StageTimer(
@@ -140,7 +140,7 @@ async def _of_mesh(
 
 
 def costs_of(mesh: Mapping[str, Any], load: StageLoad) -> list[PlannedCost]:
-    """Return the seconds of one request's work by kind, as the cost models of a mesh's workers give them now."""
+    """Return the seconds of one request's work by kind, by the present cost models of a mesh's workers."""
     work = {
         "embed": (1, load.question_tokens),
         "rerank": (load.reranked, load.reranked * load.question_tokens),
@@ -160,13 +160,13 @@ def costs_of(mesh: Mapping[str, Any], load: StageLoad) -> list[PlannedCost]:
     ]
 
 
-# -- the meshes that are measured -------------------------------------------------------------------
+# -- measured meshes --------------------------------------------------------------------------------
 
 
 def _meshes(
     args: argparse.Namespace, machine: MachineFingerprint
 ) -> Iterator[tuple[int, Endpoint]]:
-    """Yield (threads, where a mesh with so many is): the one that is named, or one after another that are started."""
+    """Yield (threads, endpoint) of each mesh to measure: of the given one, or of instances started one by one."""
     if args.url:
         where = endpoint(args, os.environ)
         workers = [
@@ -187,7 +187,7 @@ def _threads(text: str | None, cores: int) -> list[int]:
 
 
 def plan_of(machine: MachineFingerprint, threads: int) -> DeploymentPlan:
-    """Return the plan of an instance whose worker and search compute with so many threads."""
+    """Return the plan of an instance whose worker and search compute with `threads` threads."""
     return DeploymentPlan(
         machine=machine,
         services=[
@@ -201,7 +201,7 @@ def plan_of(machine: MachineFingerprint, threads: int) -> DeploymentPlan:
 
 
 class StartedInstance(NamedTuple):
-    """An instance that was started for a while: where its router is, and its data directory."""
+    """An instance that was started for a measurement: its router's URL, and its data directory."""
 
     url: str
     data_dir: str
@@ -211,7 +211,7 @@ class StartedInstance(NamedTuple):
 def started(plan: DeploymentPlan) -> Iterator[StartedInstance]:
     """Start an instance of a plan in a directory of its own, and stop it at the end; ConfigError if it fails.
 
-    Settings that the environment gives hold for it too.
+    Settings in the environment apply to it, too.
     """
     with tempfile.TemporaryDirectory(prefix="spillway-profile-") as folder:
         place = Path(folder) / "plan.json"
@@ -239,7 +239,7 @@ def _command(words: list[str]) -> None:
 
 
 def lines(inventory: Inventory) -> Iterator[str]:
-    """Yield what was measured, for people."""
+    """Yield the measurements in lines for people."""
     yield f"{'stage':<12}{'threads':>8}{'batch':>7}{'ms':>12}{'requests/s':>13}"
     for each in inventory.profile:
         units = "" if each.stage == "retrieval" else str(each.units)

@@ -1,4 +1,4 @@
-"""Numbers and durations that flags name; whoever gives one that cannot be used reads one sentence about it."""
+"""Numbers and durations of flags; an unusable one ends the command with one sentence."""
 
 from __future__ import annotations
 

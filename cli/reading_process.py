@@ -1,4 +1,4 @@
-"""The process that reads documents, seen from the command: bounded in time and memory, replaced when it fails."""
+"""The command's side of the process that reads documents: limits time and memory, replaces a failed process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PIECE_BYTES = 1024 * 1024
 
 
 class ReadingProcess:
-    """Reads documents one at a time in a process of its own, begun with the first one.
+    """Reads documents, one at a time, in a separate process, which starts with the first one.
 
-    `limit_s` bounds the seconds of each file, `memory_bytes` the process' address space. A file that breaks a bound or
-    the process is Unreadable, and the next one meets a fresh process. `clock` counts seconds.
+    `limit_s` bounds the seconds of each file, `memory_bytes` the process' address space. A file that exceeds a bound or
+    crashes the process is Unreadable, and the next file gets a new process. `clock` counts seconds.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class ReadingProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process' id, None while there is none."""
+        """The process' id; None while no process runs."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the process, if there is one: what another thread has it read fails, and nothing is read any more."""
+        """End the process, if there is one: a read in another thread fails, and no more documents are read."""
         self._closed = True
         self._end()
 
@@ -64,7 +64,7 @@ class ReadingProcess:
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if process is not None:
-            process.kill()  # whoever waits for its answer sees that it hung up
+            process.kill()  # a waiting thread sees the closed socket
             process.wait()
         if connection is not None:
             connection.close()

@@ -27,7 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Re-embed and say with which encoder."""
+    """Re-embed the collection, and print the encoder."""
     return talk(args, lambda client: _reembed(client, args), timeout_s=args.timeout)
 
 

@@ -1,7 +1,7 @@
 """The sample collections: `docs` (the project's documentation, Python's docstrings) and `handbook` (cli/handbook.py).
 
-Real text that lies on every machine with Python, so that the first search answers something worth asking; and the
-pages that the shipped chat model answers about.
+The texts of `docs` are on every machine with Python, so that a first search has useful answers; `handbook` has the
+pages about which the shipped chat model answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def documents() -> Iterator[Found]:
 
 
 def project() -> Iterator[Found]:
-    """Yield README and docs, where the project's files are at hand."""
+    """Yield README and docs, if the project's files are present."""
     if (_PROJECT / "README.md").is_file():
         yield from Root(_PROJECT / "README.md", SOURCE).documents()
     if (_PROJECT / "docs").is_dir():
@@ -53,7 +53,7 @@ def project() -> Iterator[Found]:
 
 
 def standard_library(limit: int) -> Iterator[Item]:
-    """Yield the `limit` docstrings that say most about what is public, as `python/<qualified name>`."""
+    """Yield the `limit` most useful docstrings of public names, as `python/<qualified name>`."""
     named = {**dict(_from_sources()), **dict(_from_builtins())}
     best = heapq.nlargest(limit, named.items(), key=lambda entry: (_use(*entry), entry[0]))
     for name, text in sorted(best):
@@ -62,7 +62,7 @@ def standard_library(limit: int) -> Iterator[Item]:
 
 
 def _use(name: str, text: str) -> float:
-    """Rank by length, up to a paragraph or two, and prefer what is near the top of its module."""
+    """Return a docstring's usefulness: its length, up to a paragraph or two, less for names deep within modules."""
     return min(len(text), 600) / 600 - 0.35 * name.count(".")
 
 
@@ -91,7 +91,7 @@ def _from_sources() -> Iterator[tuple[str, str]]:
 
 
 def _lifted(tree: ast.Module, package: str) -> dict[str, frozenset[str]]:
-    """Return, for each submodule, the names its package offers as its own (asyncio.tasks.wait_for)."""
+    """Return by submodule the names that its package exports as its own (asyncio.tasks.wait_for)."""
     return {
         f"{package}.{node.module}": frozenset(alias.name for alias in node.names)
         for node in tree.body
@@ -141,11 +141,10 @@ async def load(
     api_key: str | None = None,
     data_dir: Path | None = None,
 ) -> int:
-    """Load the samples and return how many documents they have now; what is there already is skipped.
+    """Load the samples, skip documents stored already, and return the number of documents stored now.
 
-    `handbook` is written below `data_dir` and comes first, for it is small; without `data_dir` there is only `docs`.
-    `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, or Stop if the server
-    stays away.
+    `handbook` is written below `data_dir` and comes first, since it is small; without `data_dir` only `docs` is loaded.
+    `progress` gets a sentence every few seconds. Raises spillway_client.SpillwayError, and Stop if the server is away.
     """
     async with AsyncSpillway(url, api_key, max_retries=20) as client:
         pages: list[Item] = []

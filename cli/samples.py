@@ -22,7 +22,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load what is not there yet; 1 if the server stays away or refuses."""
+    """Load the missing documents; 1 if the server stays away or refuses."""
 
     def work() -> int:
         where = endpoint(args, os.environ)

@@ -49,7 +49,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def add_ranking(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """Add the options that say what a search compares, and how much its hits differ."""
+    """Add the options for the mode of a search, and for the diversity of its hits."""
     parser.add_argument(
         "--mode",
         choices=get_args(SearchMode),
@@ -79,7 +79,7 @@ def _share(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print; 0 also when nothing matches."""
+    """Search and print the hits; 0 even without a hit."""
     try:
         wanted, effort = filter_of(args), _effort(args.effort)
     except ValueError as error:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def filter_of(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the filter of a command line, None without one; ValueError says what is wrong with it."""
+    """Return the filter of a command line, None without one; ValueError names the fault."""
     if not args.filter:
         return None
     try:

@@ -53,7 +53,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says."""
+    """Run the verb."""
     document = _read(args.file) if args.verb == "import" else {}
     verbs = {
         "list": _list,

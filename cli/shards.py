@@ -1,4 +1,4 @@
-"""`spillway shards VERB COLLECTION …`: where the shards of a collection live; split, move, replicate and drop them."""
+"""`spillway shards VERB COLLECTION …`: show, split, move, replicate and drop the shards of a collection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _verb(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says and print the shards."""
+    """Run the verb, and print the shards."""
     if args.verb == "reset" and not args.yes:
         print("This gives up what the shard held. Repeat it with --yes to begin the shard anew.")
         return 2

@@ -21,12 +21,12 @@ _WORDS = (
 )  # fmt: skip
 _DIMENSION = 384
 _PART = 250  # vectors stored by one request
-_FEWEST = 2  # times that each batch is run
+_FEWEST = 2  # least number of runs of each batch
 Batch = Callable[[int], Awaitable[float]]
 
 
 class StageLoad(NamedTuple):
-    """What is measured: tokens of a question, of a prompt and of an answer; texts to rerank (0: no rerank)."""
+    """The measured load: tokens of a question, of a prompt and of an answer; texts to rerank (0: no rerank)."""
 
     question_tokens: int = 16
     prompt_tokens: int = 512
@@ -35,7 +35,7 @@ class StageLoad(NamedTuple):
 
 
 class StageTimer:
-    """Measures stages by requests to one mesh; each point takes `seconds`, or two batches if they take longer."""
+    """Measures stages by requests to one mesh; each point takes `seconds`, or two batches if these take longer."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class StageTimer:
     async def points(
         self, units: int, batches: tuple[int, ...], *, generates: bool = True
     ) -> list[ProfilePoint]:
-        """Return one point a stage and batch, of a mesh whose workers compute with `units` threads.
+        """Return one point for each stage and batch size, of a mesh whose workers compute with `units` threads.
 
-        Without `generates` the mesh has no chat model; `retrieval` is one unit, whatever its threads.
+        Without `generates` the mesh has no chat model; `retrieval` counts as one unit, for any number of threads.
         """
         found = [await self._point("embed", units, batch, self._embed) for batch in batches]
         found += [await self._point("retrieval", 1, batch, self._search) for batch in batches]
@@ -68,8 +68,8 @@ class StageTimer:
         return found
 
     async def _point(self, stage: StageName, units: int, batch: int, run: Batch) -> ProfilePoint:
-        """Return the median of a batch's seconds; of decode those of one token, and the rate of whole answers."""
-        await run(batch)  # what is made at first use
+        """Return a batch's median seconds and rate; for decode the seconds of one token, and the rate of answers."""
+        await run(batch)  # not measured: the first use
         taken: list[float] = []
         until = time.monotonic() + self._seconds
         while len(taken) < _FEWEST or time.monotonic() < until:
@@ -133,7 +133,7 @@ class StageTimer:
         return [self._draw.gauss(0, 1) for _ in range(self._dimension)]
 
     async def _learn_words(self) -> None:
-        """Learn how many tokens of the chat model a word is."""
+        """Measure the average number of the chat model's tokens per word."""
         words = 100
         text = " ".join(self._draw.choice(_WORDS) for _ in range(words))
         answer = await self._client.completions.create(text, max_tokens=1)
@@ -141,7 +141,7 @@ class StageTimer:
             self._tokens_of_word = answer.usage.prompt_tokens / words
 
     async def prepare(self, vectors: int) -> None:
-        """Fill the collection with so many random vectors (0: it is the user's, and stays as it is)."""
+        """Fill the collection with `vectors` random vectors (0: it is the user's own, and is not changed)."""
         if not vectors:
             found = await self._client.collections.get(self._collection)
             self._dimension = found.dimension

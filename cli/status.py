@@ -24,7 +24,7 @@ from planner.deployment import DeploymentPlan
 STATUS_HELP = "show an instance's processes and whether they are ready"
 DOWN_HELP = "stop an instance in order"
 _ASK_S = 3.0
-# Status values of `status`, as service managers use them.
+# Exit statuses of `status`, as service managers use them.
 READY, NOT_READY, NOT_RUNNING = 0, 1, 3
 
 
@@ -53,7 +53,7 @@ def _load(args: argparse.Namespace) -> tuple[Instance, SupervisorConfig]:
 
 
 def _ask(port: int) -> tuple[str, str]:
-    """Return what a service's /readyz says, as a word and the reasons."""
+    """Return a service's answer to /readyz, as a word and the reasons."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=_ASK_S) as answer:
             answer.read()
@@ -73,7 +73,7 @@ def _alive(pid: int) -> bool:
 
 
 def collect(instance: Instance) -> dict[str, Any]:
-    """Return what is known of an instance: its state, its address and its processes."""
+    """Return the status of an instance: its state, its address and its processes."""
     pid = instance.holder()
     note = instance.read_note("supervisor")
     if pid is None:
@@ -88,7 +88,7 @@ def collect(instance: Instance) -> dict[str, Any]:
         state, why = ("ended", "") if not alive else ("running", "")
         if alive and told.get("health_port"):
             state, why = _ask(int(told["health_port"]))
-        elif alive and service in known:  # a server, which has no health port
+        elif alive and service in known:  # embedded servers have no health port
             state = known[service].get("state", "running")
         same = [of for of in known.values() if of.get("pid") == told["pid"]]
         services.append(
@@ -115,7 +115,7 @@ def collect(instance: Instance) -> dict[str, Any]:
 
 
 def _plan(note: dict[str, Any]) -> dict[str, Any] | None:
-    """Return how the instance stands to the plan it was started from: None if from none, or if it does not say."""
+    """Return the comparison of the instance with the plan of its start; None if it was started without a plan."""
     if not note.get("plan"):
         return None
     plan = msgspec.convert(note["plan"], DeploymentPlan)
@@ -128,7 +128,7 @@ def _plan(note: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Print what runs; 0 = ready, 1 = not ready, 3 = not running."""
+    """Print the running processes; 0 = ready, 1 = not ready, 3 = not running."""
     found = collect(_load(args)[0])
     services = found["services"]
     all_ready = bool(services) and all(service["state"] == "ready" for service in services)
@@ -159,7 +159,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def run_down(args: argparse.Namespace) -> int:
-    """Stop the instance and wait for its end; 0 also if none runs."""
+    """Stop the instance and wait for its end; 0 even if no instance runs."""
     instance, config = _load(args)
     pid = instance.holder()
     if pid is None:

@@ -1,4 +1,4 @@
-"""Start an instance's processes in order, keep them running, and stop them in order."""
+"""The supervisor: starts an instance's processes in order, keeps them running, and stops them in order."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from common.errors import ConfigError, SpillwayError
 from common.redis import durability
 
 _ASK_S = 20.0
-SERVERS = (REDIS, REDIS_PAGES)  # what has no health port, and says in its log when it is ready
+SERVERS = (REDIS, REDIS_PAGES)  # servers without a health port, whose logs tell when they are ready
 
 
 class StartFailed(Exception):
-    """The instance could not be started; the message says which part and why."""
+    """The instance could not be started; the message names the part and the reason."""
 
 
 class Supervisor:
-    """Runs one plan until told to stop."""
+    """Runs one plan until it is stopped."""
 
     def __init__(self, plan: InstancePlan, console: Console) -> None:
         self.plan = plan
@@ -50,10 +50,10 @@ class Supervisor:
         self._sample = "none"
         self._http: aiohttp.ClientSession | None = None
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
     def on_signal(self) -> None:
-        """Stop in order; at the second signal at once."""
+        """Stop in order at the first signal, at once at the second."""
         if self.stopping.is_set():
             self.at_once.set()
         self.stopping.set()
@@ -109,7 +109,7 @@ class Supervisor:
             )
 
     async def _await_ready(self, process: Process, pid: int) -> None:
-        """Ask the process' health endpoint, which answers as soon as it is ready, until it is."""
+        """Ask the process' health endpoint, which answers as soon as the process is ready, until then."""
         assert self._http is not None
         host = self.plan.config.health_host
         host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
@@ -121,7 +121,7 @@ class Supervisor:
                         process.became_ready()
                         return
             except (aiohttp.ClientError, TimeoutError):
-                return  # it has ended; its next start is asked anew
+                return  # it has ended; the next start asks again
 
     # -- the start ----------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Supervisor:
         return process
 
     async def _until_ready(self, until: float) -> None:
-        """Wait until every process is ready; StartFailed if one cannot be."""
+        """Wait until every process is ready; StartFailed if one fails."""
         while not self.stopping.is_set():
             waiting = [p for p in self._processes.values() if p.state != "ready"]
             if not waiting:
@@ -207,7 +207,7 @@ class Supervisor:
     # -- the run --------------------------------------------------------------------------------------
 
     async def run(self, done: Callable[[InstancePlan], None]) -> int:
-        """Start, serve until told to stop, stop; return the exit status. `done` is called when all is ready."""
+        """Start, serve until the stop, and stop; return the exit status. `done` is called when all are ready."""
         timeout = aiohttp.ClientTimeout(total=_ASK_S + 10)
         async with aiohttp.ClientSession(timeout=timeout) as self._http:
             self._state = "starting"
@@ -249,7 +249,7 @@ class Supervisor:
                 self._sample = "loaded"
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the sample is a courtesy, the services run on
+            except Exception as error:  # noqa: BLE001 - the services run without the sample, too
                 self._sample = "failed"
                 self._console.step("sample", f"not loaded: {error}")
             self._write_note()

@@ -1,4 +1,4 @@
-"""Text for a terminal: control characters are removed, and dim lines are used where the terminal has them."""
+"""Text for a terminal: without control characters, and with dim lines if the terminal has colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Replace control characters by spaces: a document or a model must not drive the terminal.
+    """Replace control characters by spaces, so that a document or a model cannot control the terminal.
 
     With `lines`, line ends and tabs stay.
     """
@@ -22,7 +22,7 @@ def write(text: str) -> None:
 
 
 def dim(text: str, stream: TextIO | None = None) -> str:
-    """Return text dimmed, where `stream` (stdout) is a terminal that wants colours."""
+    """Return text dimmed if `stream` (by default stdout) is a terminal that wants colours."""
     shown_on = stream or sys.stdout
     plain = (
         not shown_on.isatty()

@@ -26,7 +26,7 @@ def lines(told: RequestTimeline) -> Iterator[str]:
 
 
 def overlap_ms(runs: list[StageRun]) -> float:
-    """Return for how many milliseconds at least two runs went on at once."""
+    """Return the milliseconds during which at least two runs went on at once."""
     edges = sorted([(run.start_ms, 1) for run in runs] + [(run.end_ms, -1) for run in runs])
     total, running, before = 0.0, 0, 0.0
     for at, change in edges:

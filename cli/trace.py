@@ -1,4 +1,4 @@
-"""Read a recorded load from JSON lines or CSV: how many queries arrived when."""
+"""Recorded loads from JSON lines or CSV: the times of arrivals, and their queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["whole", "fraction", "date", "nonsense"]
 
 
 class RecordedLoad(NamedTuple):
-    """Times in seconds from the first arrival, rising, and the queries of each; whether ms was a guess."""
+    """The arrivals' seconds from the first one, rising, and their queries; whether the unit ms was guessed."""
 
     times_s: list[float]
     counts: list[int]
@@ -26,10 +26,10 @@ class RecordedLoad(NamedTuple):
 
 
 def read(path: Path, unit: Literal["auto", "s", "ms"] = "auto") -> RecordedLoad:
-    """Read the arrivals of a file, in whatever order they stand; ConfigError names file, line and what is expected.
+    """Read the arrivals of a file, in any order; ConfigError names the file, the line and the expected form.
 
-    A line has `timestamp_ms`, or `timestamp`, in `unit` (auto: ms if all of them are whole numbers, else s) or as a
-    date; and `queries`, 1 if it is absent.
+    A line has `timestamp_ms`, or `timestamp`, a date or a number in `unit` (auto: ms if all are whole numbers, else s);
+    and `queries`, by default 1.
     """
     arrivals: list[tuple[float, int]] = []
     kinds: set[Kind] = set()
@@ -72,7 +72,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for row in reader:
             yield f"{path}, line {reader.line_num}", row
     except csv.Error as error:
-        number = reader.line_num + 1  # it has counted those that it could read
+        number = reader.line_num + 1  # line_num counts the lines that were read
         raise ConfigError(f"{path}, line {number}: {error}; {_EXPECTED}") from None
 
 
@@ -107,7 +107,7 @@ def _count(where: str, value: Any) -> int:
 
 
 def _parsed(value: Any) -> tuple[float, Kind]:
-    """Return a number, or a date as seconds since 1970, and which it is."""
+    """Return a number, or a date as seconds since 1970, and which of both it is."""
     if isinstance(value, str):
         text = value.strip()
         whole = text.removeprefix("-").isdecimal()

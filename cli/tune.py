@@ -52,7 +52,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Begin a tuning, print its steps as they come, and what was found; or cancel one. 1 if it ended otherwise."""
+    """Begin a tuning, and print its steps and its results; or cancel one. 1 if it ended in another way."""
     try:
         if not 0 < args.recall <= 1:
             raise ValueError(f"--recall is {args.recall:g}: expected more than 0 and at most 1")
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def amount(given: str | None, units: Mapping[str, float], name: str, example: str) -> float | None:
-    """Return a number with its unit as a number; ValueError if it is neither that nor None."""
+    """Return a number with a unit, given as text, as a number; None for None, ValueError for other text."""
     if given is None:
         return None
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", given.strip())
@@ -107,7 +107,7 @@ async def _tune(
 
 
 def lines(found: Tuning) -> Iterator[str]:
-    """Yield what a tuning found: the front as a table, the plan, and what was predicted and measured."""
+    """Yield a tuning's results: the front as a table, the plan, and its predicted and measured figures."""
     if found.front:
         yield f"{found.explored:,} settings explored; no other one beats these:"
         head = ("recall", "searches/s", "p99 ms", "MiB")

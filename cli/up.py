@@ -54,7 +54,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start an instance and keep it running; ConfigError if it cannot be."""
+    """Start an instance and keep it running; ConfigError if a setting cannot be used."""
     plan = make(vars(args), os.environ)
     if args.detach:
         return _detach(args, plan)
@@ -77,7 +77,7 @@ def _short(path: Path) -> str:
 
 
 def _command(plan: InstancePlan) -> tuple[str, str]:
-    """Return how this user calls the command, and what tells it which instance."""
+    """Return the command by which this user reaches the instance, and the option that names it."""
     script = Path(sys.executable).with_name("spillway")
     command = "spillway" if shutil.which("spillway") else _short(script)
     default = Instance.at(Common().data_dir).data_dir == plan.instance.data_dir

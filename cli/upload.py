@@ -1,7 +1,7 @@
-"""Bring a collection to the state of a source: skip unchanged, store changed, remove missing documents.
+"""The upload of a source into a collection: skips unchanged, stores changed, and removes missing documents.
 
-Nothing is remembered between runs: what is stored says what is left to do, so an interrupted run resumes by being
-run again. Writes are upserts by id, so repeating one is harmless.
+Nothing is kept between runs: a run compares the source with the stored documents, so an interrupted run is simply run
+again. Writes are upserts by id, so a repeated write does no harm.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DELETE_IDS = 500
 
 
 class Stop(Exception):
-    """The run cannot go on; the message says why and what to do."""
+    """The run cannot go on; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """A document that was read, and what people should know of it."""
+    """A document that was read, and a remark on it for people."""
 
     id: str
     reason: str
@@ -38,10 +38,10 @@ class Noted:
 
 @dataclass
 class Counts:
-    """What a run did, in documents; `failed` lists what could not be stored and why, `skipped` what is no document.
+    """The results of a run, in documents; `failed` lists failures with reasons, `skipped` files that are no documents.
 
-    `noted` lists what people should know of documents that were read; `files` counts the files dealt with, each once
-    however many parts it has.
+    `noted` lists remarks on documents that were read; `files` counts the handled files, each once for any number of
+    parts.
     """
 
     stored: int = 0
@@ -70,7 +70,7 @@ class _Batch:
 
 
 class Upload:
-    """One source into one collection. `patience_s`: how long a server that answers nothing is waited for."""
+    """The upload of one source into one collection; it waits up to `patience_s` seconds for a silent server."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Upload:
     ) -> None:
         """Store what `found` yields; then remove the source's other documents for which `prune` is true.
 
-        Parts that a document had and has no more are removed in any case.
-        Raises Stop if the server stays away or refuses everything.
+        Parts that a document no longer has are removed in any case. Raises Stop if the server stays away or refuses
+        everything.
         """
         listing = self._documents.iterate(filter={"source": self._source}, page=1000)
         self._stored = {document.id: document.hash async for document in listing}
@@ -121,7 +121,7 @@ class Upload:
         await self._prune(prune or (lambda _: False))
 
     def _next(self, found: Iterator[Found]) -> _Batch:
-        """Read, in a thread, until there is a batch of changed documents."""
+        """Read documents, in a thread, until a batch of changed ones is complete."""
         batch, size = _Batch(), 0
         for item in found:
             self._seen.add(item.id)
@@ -166,7 +166,7 @@ class Upload:
         if problem.folder:
             self._hidden.append(problem.id.rstrip("/") + "/")
         elif not problem.no_text:
-            self._hidden.append(problem.id + "#")  # its parts stay, as it does
+            self._hidden.append(problem.id + "#")  # its parts stay, too
         self._counts.failed.append(problem)
         self._counts.files += not problem.folder
         self._notice(self._counts, problem)
@@ -236,13 +236,13 @@ class Upload:
             self._notice(self._counts, None)
 
     def _is_stale_part(self, document_id: str) -> bool:
-        """Return whether it is a part (`name#n`) of a document that was read and has no such part now."""
+        """Return whether an id is a part (`name#n`) that its document, which was read, no longer has."""
         name, mark, number = document_id.rpartition("#")
         return bool(mark) and number.isdigit() and name in self._read
 
 
 def _may_pass(error: errors.SpillwayError) -> bool:
-    """True for an answer that says the server failed, not that the document is bad."""
+    """True for an error that is the server's failure, not the document's fault."""
     return isinstance(error, errors.InternalServerError) and error.code != "job_failed"
 
 
@@ -254,7 +254,7 @@ def _gave_up(patience_s: float, error: Exception) -> str:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to show of a group: a Stop if there is one."""
+    """Return the error of a group to show: a Stop if there is one."""
     for error in group.exceptions:
         if isinstance(error, Stop):
             return error

@@ -1,4 +1,4 @@
-"""Command lines of services: every config field is a flag, so `ps` shows what a process was told."""
+"""Command lines of services: every config field is a flag, so `ps` shows a process' settings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from common.errors import ConfigError
 from common.log import mask
 
 _INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
-# Shown by `ps` to every user of the machine, so they come from the environment or the file only.
+# `ps` shows flags to every user of the machine, so these fields come from the environment or the file only.
 SECRET_FIELDS = frozenset({"redis_url", "pages_url", "host_secret"})
 C = TypeVar("C", bound=Common)
 _SHOWN = 500
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with status 2 and one sentence, in which no secret is repeated."""
+    """A parser that ends the process with status 2 and one sentence, without secrets, after a wrong command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line."""
+        """Print the mistake in the command line, and end the process with status 2."""
         shown = mask(message).encode("unicode_escape").decode()[:_SHOWN]
         sys.stderr.write(f"spillway: {shown}; {self.prog} --help shows the flags\n")
         raise SystemExit(2)
@@ -55,7 +55,7 @@ def parser(cls: type[Common], prog: str) -> argparse.ArgumentParser:
 
 
 def build(cls: type[C], parsed: argparse.Namespace, env: Mapping[str, str]) -> C:
-    """Build the config from parsed flags, the environment and the file; ConfigError says what is wrong."""
+    """Build the config from parsed flags, the environment and the file; ConfigError names a wrong value."""
     args: dict[str, Any] = {
         name: value for name, value in vars(parsed).items() if name not in {"config", "instance"}
     }
@@ -65,7 +65,7 @@ def build(cls: type[C], parsed: argparse.Namespace, env: Mapping[str, str]) -> C
 def parse(
     cls: type[C], argv: Sequence[str], env: Mapping[str, str], prog: str | None = None
 ) -> tuple[C, str]:
-    """Return a service's config and instance name; exits with status 2 and one sentence if they are unusable."""
+    """Return a service's config and instance name; ends the process with status 2 and a sentence on a wrong value."""
     flags = parser(cls, prog or f"spillway {cls.__name__.removesuffix('Config').lower()}")
     parsed = flags.parse_args(argv)
     try:

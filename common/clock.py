@@ -1,4 +1,4 @@
-"""Clocks: the only module that calls `time`. A component takes a `Clock`, so that its tests own the time.
+"""Clocks: the only module that calls `time`. A component takes a `Clock`, so that its tests can set the time.
 
 The mesh's absolute times are milliseconds of the bus' Redis; `common.bus.connection` measures the offset.
 """
@@ -16,7 +16,7 @@ class Clock(Protocol):
         """Return seconds that never go back, for deadlines; only differences mean anything."""
 
     def perf_s(self) -> float:
-        """Return seconds of the finest clock, for measuring how long something took."""
+        """Return seconds of the finest clock, for measuring durations."""
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch, by the bus' clock."""
@@ -25,7 +25,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks, with a measured offset to Redis' TIME.
 
-    Between two measurements time goes on by the monotonic clock, so a step of the machine's clock changes nothing.
+    Between two measurements the monotonic clock counts, so a step of the machine's clock has no effect.
     """
 
     def __init__(self) -> None:
@@ -52,4 +52,4 @@ class SystemClock:
         time.sleep(seconds)
 
 
-SYSTEM: SystemClock = SystemClock()  # a default argument; never the clock a bus corrects
+SYSTEM: SystemClock = SystemClock()  # for default arguments; a bus corrects a clock of its own

@@ -1,7 +1,7 @@
 """Configuration: one frozen struct per service, from `SPILLWAY_*` variables, an optional TOML file and arguments.
 
 Order of precedence: command line, environment, file, default. An unknown name or a bad value stops the start with a
-sentence that names the variable, the value and what is expected. The environment is read once, in `__main__`.
+sentence that names the variable, the value and the expected form. The environment is read once, in `__main__`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 50)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
-# How many overflow workers; auto: one where there is an accelerator to overflow, else none.
+# The number of overflow workers; auto: one on a machine with an accelerator, else none.
 Workers = Literal["auto"] | Annotated[int, Meta(ge=0, le=256)]
 Seconds = Annotated[float, Meta(gt=0, le=1_000_000)]
-# Bytes; auto: a share of what is free.
+# Bytes; auto: a share of the free memory.
 Share = Literal["auto"] | Count
 Admission = Literal["windve-tokens", "windve", "accelerator-only", "round-robin"]
 # Part of paths and of keys in Redis.
 InstanceName = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_.-]{0,62})?\Z")]
-# What a plan's schedule should give, then the front that it was chosen from.
+# The predicted figures of a plan's schedule, then the front from which it was chosen.
 _RATE = r"[0-9][0-9.e+-]{0,23}"
 _POINT = rf"{_RATE}:{_RATE}:[1-9][0-9]{{0,6}}:{_RATE}:[a-z0-9_+: ]{{0,200}}"
 PlannedFront = Annotated[
@@ -91,17 +91,17 @@ class RouterConfig(PagesConfig, frozen=True):
     admission: Admission = "windve-tokens"
     search_ack: Positive = 1
     session_ttl_s: Positive = 7 * 24 * 3600
-    # Other names of models: alias=model, with commas.
+    # Other names of models: alias=model, separated by commas.
     model_aliases: str = ""
-    # Origins whose pages a browser lets call the API, with commas; *: any.
+    # Origins of web pages that may call the API from a browser, separated by commas; *: any origin.
     cors_origins: str = ""
-    # Whether texts to embed that a model cannot take whole are cut where the request does not say.
+    # Whether texts longer than an embedding model's context are cut, in requests that do not say.
     truncate: bool = False
     public_metrics: bool = False
     public_openapi: bool = False
-    # Batches and their seconds that the deployment's plan reckons with: kind:items:tokens=seconds, with commas.
+    # Seconds of batches that the deployment's plan assumes: kind:items:tokens=seconds, separated by commas.
     planned_costs: str = ""
-    # What the plan's schedule should give, and the front that it was chosen from; the dashboard draws them.
+    # The predicted figures of the plan's schedule, and the front from which it was chosen; the dashboard draws them.
     planned_front: PlannedFront = ""
 
 
@@ -133,8 +133,8 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
-    # Where a gpu_worker and its helper (role host) meet: the path of a Unix socket, from the data directory on, or
-    # tcp://HOST:PORT, where both prove that they know the secret; "": there is no helper.
+    # The address at which a gpu_worker and its helper (role host) meet: the path of a Unix socket, relative to the data
+    # directory, or tcp://HOST:PORT, where both prove that they know the secret; "": no helper.
     host_socket: str = ""
     host_secret: str = ""
     eviction: Eviction = "spillway"
@@ -160,7 +160,7 @@ class SearchConfig(Common, frozen=True):
     snapshot_bytes: Positive = 64 * 1024 * 1024
     audit_s: Seconds = 30.0
     replica: InstanceName = ""
-    # Where routers reach this process for searches; "none": by Redis only. The port 0 is any free one.
+    # The address at which routers reach this process for searches; "none": by Redis only. Port 0 is any free port.
     reads_host: str = "127.0.0.1"
     reads_port: Port = 0
 
@@ -191,7 +191,7 @@ C = TypeVar("C", bound=Common)
 
 
 def known_names() -> frozenset[str]:
-    """Return every variable any part of the product reads, without the prefix."""
+    """Return every variable that some part of the product reads, without the prefix."""
     fields = {field.upper() for service in SERVICES for field in service.__struct_fields__}
     return frozenset(fields | OTHER_NAMES)
 
@@ -218,7 +218,7 @@ def _value(cls: type[Common], field: str, value: Any, source: str) -> Any:
 
 
 def _words(kind: Any) -> list[str]:
-    """Return what a Literal may be, and the range of the number that it may be instead; nothing for other kinds."""
+    """Return the words of a Literal, and the range of numbers that a kind allows besides; [] for other kinds."""
     arms = get_args(kind) if get_origin(kind) is Union else (kind,)
     words = [str(word) for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
     ranges = [
@@ -228,7 +228,7 @@ def _words(kind: Any) -> list[str]:
 
 
 def _about(kind: Any) -> str:
-    """Return what a kind says of itself; "" if its pattern has to do."""
+    """Return a kind's description of its values; "" without one."""
     return next(
         (each.description for each in getattr(kind, "__metadata__", ()) if each.description), ""
     )
@@ -241,7 +241,7 @@ def _shown(value: Any) -> str:
 
 def _file_values(path: str) -> dict[str, Any]:
     try:
-        if Path(path).exists() and not Path(path).is_file():  # a device or a pipe may never end
+        if Path(path).exists() and not Path(path).is_file():  # a device may never end
             raise ConfigError(f"config file {path}: expected a regular file")
         with Path(path).open("rb") as file:
             content = file.read(_FILE_BYTES + 1)
@@ -266,10 +266,10 @@ def load(
     file: str | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> C:
-    """Build one service's config; ConfigError names what is wrong and what is expected.
+    """Build one service's config; ConfigError names a wrong value and the expected form.
 
-    The file takes a name as a field, a variable or a flag has it: `port`, `SPILLWAY_PORT`, `data_dir`, `data-dir`.
-    Entries of `args` that are None count as not given.
+    The file may name a setting as a field, a variable or a flag: `port`, `SPILLWAY_PORT`, `data_dir`, `data-dir`.
+    Entries of `args` that are None count as absent.
     """
     known, fields, values = known_names(), set(cls.__struct_fields__), {}
     path = file or env.get(f"{PREFIX}CONFIG")
@@ -292,7 +292,7 @@ def load(
 
 
 def _named(path: str, known: frozenset[str]) -> dict[str, tuple[str, Any]]:
-    """Return a file's values by fields' names, each with its name as written; ConfigError for one unknown or double."""
+    """Return a file's values by field, each with its name as written; ConfigError for an unknown or repeated name."""
     found: dict[str, tuple[str, Any]] = {}
     for written, value in _file_values(path).items():
         name = written.lower().replace("-", "_").removeprefix(PREFIX.lower())

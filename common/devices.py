@@ -1,6 +1,6 @@
-"""Detection of this machine's cores and accelerators from the kernel's files, and of the lanes that they make.
+"""Detection of this machine's cores and accelerators from the kernel's files, and of the lanes for them.
 
-This is WindVE's device detector: the kinds of devices decide which lanes exist. It takes milliseconds and loads no
+This is WindVE's device detector: the kinds of devices determine the lanes. Detection takes milliseconds and loads no
 torch, since the command line and the supervisor call it. A core is a hardware thread, which Linux numbers as a CPU; a
 physical core is one or more of them.
 """
@@ -21,12 +21,12 @@ ABILITIES = (
     "avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8",
     "asimd", "bf16", "i8mm", "sve",
 )  # fmt: skip
-_LARGEST = 8191  # the most cores that Linux can be built for, less one
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
+_LARGEST = 8191  # Linux can be built for one core more
+_UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 
 
 class Accelerator(msgspec.Struct, frozen=True):
-    """One device beside the CPUs; `path` is empty where no device file lets this process reach it."""
+    """One device beside the CPUs; `path` is its device file, empty if this process has none for it."""
 
     kind: Literal["nvidia", "ascend"]
     name: str
@@ -42,9 +42,9 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The devices found. `cores` are those this process may run on; `physical` groups them by physical core.
+    """The machine's devices. `cores` are those this process may run on; `physical` groups them by physical core.
 
-    `quota_cores` and `memory_limit_bytes` are the tightest of the cgroups above this process, None without any.
+    `quota_cores` and `memory_limit_bytes` are the tightest limits of this process' cgroups, None without a limit.
     """
 
     cores: tuple[int, ...]
@@ -58,7 +58,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def usable_cores(self) -> int:
-        """Return how many threads can compute at once: cores, but no more than the quota pays for; at least 1."""
+        """Return the number of threads that can compute at once: the cores, but at most the quota; at least 1."""
         quota = math.inf if self.quota_cores is None else self.quota_cores
         return max(1, math.floor(min(len(self.cores), quota)))
 
@@ -69,7 +69,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Return the cores of a list as the kernel writes it, "0-3,8", rising; ValueError if it is none."""
+    """Return the cores, rising, of a list in the kernel's notation, "0-3,8"; ValueError for other text."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
@@ -81,7 +81,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def show_cores(cores: Iterable[int]) -> str:
-    """Return cores as the kernel writes them: "0-3,8"."""
+    """Return cores in the kernel's notation: "0-3,8"."""
     runs: list[list[int]] = []
     for core in sorted(set(cores)):
         if runs and core == runs[-1][1] + 1:
@@ -92,9 +92,9 @@ def show_cores(cores: Iterable[int]) -> str:
 
 
 def detect(root: Path = Path("/"), affinity: Iterable[int] | None = None) -> Machine:
-    """Return what the files below `root` tell; what they do not tell is absent, and never an error.
+    """Return the devices by the kernel's files below `root`; facts that the files lack are absent, not errors.
 
-    `affinity` are the cores the scheduler lets this process run on, by default as the system says.
+    `affinity` are the cores on which the scheduler lets this process run, by default the system's answer.
     """
     allowed = set(os.sched_getaffinity(0) if affinity is None else affinity)
     groups = _Groups(root)
@@ -121,9 +121,9 @@ def torch_version() -> str:
 
 
 def unused(accelerator: Accelerator, *, device: str, env: Mapping[str, str], torch: str) -> str:
-    """Return why no worker computes on an accelerator, or "" if one does.
+    """Return the reason why no worker computes on an accelerator, or "" if workers do.
 
-    `device` is SPILLWAY_DEVICE, `env` the workers' environment, `torch` their torch's version.
+    `device` is SPILLWAY_DEVICE, `env` the workers' environment, `torch` the version of their torch.
     """
     if accelerator.kind != "nvidia":
         return "no worker computes on this kind"
@@ -151,10 +151,10 @@ def within_reach(machine: Machine, *, device: str, env: Mapping[str, str], torch
 
 
 def lanes(machine: Machine, overflow: bool = True) -> tuple[str, ...]:
-    """Return the classes of embedding lanes that pay: both where there are two kinds of device, if wanted, else one.
+    """Return the classes of embedding lanes: `gpu` and `cpu` with an accelerator and `overflow`, else `gpu` alone.
 
-    With one kind of device the wish is overruled: a second lane would share what the first computes with. The one
-    lane is `gpu` with an accelerator or without: it names a role.
+    Without an accelerator `overflow` is ignored: a second lane would share the first one's cores. The only lane is
+    called `gpu` even then, since the name is that of a role.
     """
     return ("gpu", "cpu") if overflow and machine.accelerators else ("gpu",)
 
@@ -179,7 +179,7 @@ def _cores(text: str) -> tuple[int, ...]:
 
 
 def _physical(root: Path, cores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Group cores by physical core, the one with the lowest number first."""
+    """Group cores by physical core, in the order of the lowest core."""
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     siblings = (
         {core, *_cores(_read(root / topology.format(core)))}.intersection(cores) for core in cores
@@ -188,7 +188,7 @@ def _physical(root: Path, cores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
 
 
 def _nodes(root: Path, cores: tuple[int, ...]) -> tuple[NumaNode, ...]:
-    """Return the nodes that have cores; one of all `cores` where the kernel does not place each of them."""
+    """Return the nodes that have cores; one node of all `cores` if the kernel does not place each core."""
     files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
     found = sorted((_number(path.parent.name), _cores(_read(path))) for path in files)
     if set(cores) <= {core for _, its in found for core in its}:
@@ -209,7 +209,7 @@ def _device_files(root: Path, name: str) -> dict[int, str]:
 
 
 def _nvidia(root: Path) -> Iterator[Accelerator]:
-    """Yield what has a device file, in their order; then what only the driver knows, as in a container without it."""
+    """Yield devices with a device file, by number; then those that only the driver lists, as in some containers."""
     files = _device_files(root, "nvidia")
     told: dict[int, Accelerator] = {}
     for index, path in enumerate(sorted(root.glob("proc/driver/nvidia/gpus/*/information"))):
@@ -234,7 +234,7 @@ def _ascend(root: Path) -> Iterator[Accelerator]:
 
 
 class _Groups:
-    """The limits of this process' cgroups, versions 1 and 2: of its own group and all above it the tightest."""
+    """The limits of this process' cgroups, versions 1 and 2: the tightest of its own group and all groups above."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -245,12 +245,11 @@ class _Groups:
             self._paths.update(dict.fromkeys(controllers.split(","), path))
 
     def _files(self, controller: str, name: str) -> Iterator[str]:
-        """Yield a file's text in the group and those above it.
+        """Yield a file's text in the group and in those above it, "" where the file is missing.
 
-        A container may see its own group as the top, at a path that only the host knows, so what is missing is
-        passed over.
+        A container may see its own group as the top one, under a path that exists only on the host.
         """
-        mounts = [controller] if controller else ["", "unified"]  # beside version 1: unified
+        mounts = [controller] if controller else ["", "unified"]  # version 2 beside version 1
         parts = [part for part in self._paths.get(controller, "").split("/") if part]
         if ".." in parts:
             parts = []
@@ -261,7 +260,7 @@ class _Groups:
 
     @property
     def quota_cores(self) -> float | None:
-        """The seconds of computing a second of time allows."""
+        """The seconds of computing that the quota allows per second; None without a quota."""
         lines = list(self._files("", "cpu.max"))
         v1 = (self._files("cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         lines += [f"{quota} {period}" for quota, period in zip(*v1, strict=True)]
@@ -270,13 +269,13 @@ class _Groups:
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """The bytes this process may have."""
+        """The bytes that this process may use; None without a limit."""
         lines = [*self._files("", "memory.max"), *self._files("memory", "memory.limit_in_bytes")]
         limits = (int(line) for line in lines if line.isascii() and line.isdigit())
         return min((limit for limit in limits if limit < _UNLIMITED), default=None)
 
     @property
     def cores(self) -> set[int]:
-        """The cores this process may have; all there can be without a limit."""
+        """The cores that this process may use; without a limit, all that Linux can have."""
         found = [set(_cores(text)) for text in self._files("", "cpuset.cpus.effective") if text]
         return set(range(_LARGEST + 1)).intersection(*found)

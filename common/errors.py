@@ -3,20 +3,20 @@
 SpillwayError
 ├── InvalidRequest (400)        the request cannot be understood or is out of limits
 ├── Unauthenticated (401)       no key, or a wrong one
-├── NotFound (404)              no such thing, or another tenant's
+├── NotFound (404)              no such object, or another tenant's
 ├── MethodNotAllowed (405)      the path exists, the method does not
 ├── RequestTimeout (408)        the client sent its body too slowly
-├── Conflict (409)              what is stored disagrees with what is asked
+├── Conflict (409)              the stored state contradicts the request
 ├── TooLarge (413)              the body or an item exceeds its limit
 ├── Unprocessable (422)         understood, but it cannot be done with these values
 ├── Cancelled (499)             the client cancelled, or went away
 ├── RateLimited (429)           busy: over depth or quota; come back after `retry_after_s`
-├── InternalError (500)         our fault
+├── InternalError (500)         a fault of Spillway
 │   └── JobFailed (500)         a job was convicted; its dead letter tells why
 ├── Unavailable (503)           not able now: draining, no worker, bus away or full
 └── DeadlineExceeded (504)      the deadline passed before the result
 
-`code` is what programs match on; the sentence is for people and names what, where and what is expected. Every code is
+Programs match on `code`; the message is for people, and names the fault, its place and the expected form. Every code is
 defined once, in the `codes` of its class: an error cannot be made with a code that its class does not list.
 """
 
@@ -27,14 +27,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 MAX_MESSAGE = 1000
-_FOR_CLIENTS = {"bus_down": "the bus is away; try again"}  # its own words name Redis' address
+_FOR_CLIENTS = {"bus_down": "the bus is away; try again"}  # the original names Redis' address
 
 
 class SpillwayError(Exception):
     """Base of every error shown to a client.
 
-    `code` is stable, and one of `codes`: the first unless one is given; `param` names the offending field;
-    `retry_after_s` is set where coming back helps. ValueError for a code that the class does not list.
+    `code` is stable, and one of `codes`, by default the first; `param` names the offending field; `retry_after_s` is
+    set if a later try may succeed. ValueError for a code that the class does not list.
     """
 
     http_status: int = 500
@@ -44,7 +44,7 @@ class SpillwayError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Make the first of a class' codes the one that its errors have when none is given."""
+        """Make the first of a class' codes the default of its errors."""
         if "codes" in vars(cls):
             cls.default_code = cls.codes[0]
 
@@ -56,7 +56,7 @@ class SpillwayError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        if len(message) > MAX_MESSAGE:  # it may quote what a client sent
+        if len(message) > MAX_MESSAGE:  # a message may quote a long text of the client
             message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 4 :]}"
         super().__init__(message)
         self.message = message
@@ -70,7 +70,7 @@ class SpillwayError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's shape, as a client may see it."""
+        """Return the error as JSON values in OpenAI's shape, without words that clients must not see."""
         return {
             "error": {
                 "message": _FOR_CLIENTS.get(self.code, self.message),
@@ -135,7 +135,7 @@ class Unauthenticated(SpillwayError):
 
 
 class NotFound(SpillwayError):
-    """404: no such thing, or it belongs to another tenant."""
+    """404: no such object, or it belongs to another tenant."""
 
     http_status = 404
     codes = (
@@ -169,7 +169,7 @@ class RequestTimeout(SpillwayError):
 
 
 class Conflict(SpillwayError):
-    """409: what is stored disagrees with what is asked."""
+    """409: the stored state contradicts the request."""
 
     http_status = 409
     codes = (
@@ -228,7 +228,7 @@ class Cancelled(SpillwayError):
 
 
 class InternalError(SpillwayError):
-    """500: our fault."""
+    """500: a fault of Spillway."""
 
     type = "server_error"
     codes: ClassVar[tuple[str, ...]] = ("internal_error",)
@@ -284,7 +284,7 @@ _CLASSES = _classes(SpillwayError)
 CODES: Mapping[str, type[SpillwayError]] = MappingProxyType(
     {code: cls for cls in _CLASSES for code in cls.codes}
 )
-# The most general class of each status comes first in the tree, and is the one kept here.
+# The most general class of each status comes first in the tree, and is kept here.
 _BY_STATUS = {cls.http_status: cls for cls in reversed(_CLASSES) if cls is not SpillwayError}
 
 
@@ -296,20 +296,20 @@ def rebuild(
     param: str | None = None,
     retry_after_s: float | None = None,
 ) -> SpillwayError:
-    """Return the error that crossed the bus with these values.
+    """Return the error with these values, which came over the bus.
 
-    `status` is what the sender knows of its code's HTTP status (0: a version that did not say so). It decides for
-    a code that this version does not know; without it such an error is internal.
+    `status` is the HTTP status of the code by the sender (0: the sender's version gave none). It determines the class
+    for a code that this version does not know; such an error without a status is an InternalError.
     """
     cls = CODES.get(code) or _BY_STATUS.get(status)
     if cls is None:
         cls = InvalidRequest if 400 <= status < 500 else InternalError
     error = cls(message, param=param, retry_after_s=retry_after_s)
-    error.code = code  # of a newer version: not checked against this one's
+    error.code = code  # a newer version's code: not checked against this version's
     if code not in CODES and 400 <= status < 600:
         error.http_status = status
     return error
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used; the message names variable, value and what is expected."""
+    """A configuration that cannot be used; the message names the variable, the value and the expected form."""

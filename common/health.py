@@ -1,4 +1,4 @@
-"""Health of a service: what it waits for, said over HTTP in Kubernetes' terms, beside its metrics."""
+"""Health of a service: the conditions that it waits for, over HTTP in Kubernetes' terms, beside its metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGITS = re.compile(r"[\d.]+")
 
 
 def _is_fault(record: logging.LogRecord) -> bool:
-    """Return whether a record tells of more than a client that does not speak HTTP, who has its answer."""
+    """Return whether a log record tells of a fault, not only of a client that did not speak HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, http_exceptions.HttpProcessingError)
 
@@ -55,7 +55,7 @@ class Health:
         supervisor: Supervisor | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`supervisor` owns the process' background tasks, the beat of the event loop among them."""
+        """`supervisor` owns the process' background tasks, among them the task that calls `beat`."""
         self.service, self._clock = service, clock
         self.supervisor = supervisor or Supervisor()
         self.instance = instance
@@ -70,18 +70,18 @@ class Health:
         self._log = log.get("health")
 
     def set(self, name: str, ready: bool, why: str = "") -> None:
-        """Say whether one condition holds, and if not, why (for people)."""
+        """Set whether one condition holds, and if not, the reason, for people."""
         before = self._conditions.get(name, (not ready, ""))
         now = (ready, "" if ready else why)
         self._conditions[name] = now
-        # A reason that only counts up ("away for 3 s") is not news.
+        # A reason that differs only in its numbers ("away for 3 s") is not logged again.
         if (before[0], _DIGITS.sub("", before[1])) != (ready, _DIGITS.sub("", now[1])):
             self._log.info("condition_changed", condition=name, ready=ready, why=now[1])
         if before != now:
             self._wake()
 
     def draining(self) -> None:
-        """Be unready from now on: the process is about to stop."""
+        """Make the service unready from now on, since the process is about to stop."""
         self.is_draining = True
         self._wake()
 
@@ -93,7 +93,7 @@ class Health:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Reasons why the service is not ready, by condition."""
+        """The reasons why the service is not ready, by condition."""
         missing = {name: why or "no" for name, (ok, why) in self._conditions.items() if not ok}
         if self.is_draining:
             missing["draining"] = "the service is stopping"
@@ -102,7 +102,7 @@ class Health:
         return missing
 
     def beat(self) -> None:
-        """Note that the event loop turned."""
+        """Record that the event loop turned."""
         self._beat_at = self._clock.monotonic()
 
     def _wake(self) -> None:
@@ -131,7 +131,7 @@ class Health:
         return self._answer(self._clock.monotonic() - self._beat_at < LIVE_WITHIN_S)
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 if new work can be taken now; `?wait=S` answers as soon as that is so, 503 after S seconds."""
+        """200 if new work can be taken now; with `?wait=S`, 200 as soon as it can, 503 after S seconds."""
         try:
             wait_s = min(float(request.query.get("wait", "0")), _MAX_WAIT_S)
         except ValueError:
@@ -153,7 +153,7 @@ class Health:
         """Serve /livez /readyz /startupz /health /metrics; the caller awaits `runner.cleanup()` at the end.
 
         Port 0 takes a free one; OSError if the address cannot be used, ConfigError if the data directory cannot be
-        written. `public_port` is noted for `spillway status`.
+        written. `public_port` is written to the file for `spillway status`.
         """
         app = web.Application()
         app.add_routes(

@@ -1,4 +1,4 @@
-"""The memory that malloc keeps when it is freed, so that the next buffer of its size need not be faulted in again."""
+"""Memory that malloc keeps after `free`, so that the next buffer of that size causes no page faults."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 
 
 def keep_freed(mebibytes: int) -> None:
-    """Let malloc keep up to so much freed memory, buffers of up to a quarter of it among that.
+    """Let malloc keep up to `mebibytes` of freed memory, with buffers of up to a quarter of that size.
 
-    Does nothing where the C library has no mallopt.
+    Without a C library that has mallopt, this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

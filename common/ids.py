@@ -37,7 +37,7 @@ class Family(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Family:
-        """Parse `embed.minilm/0`; ValueError names what is wrong."""
+        """Parse `embed.minilm/0`; ValueError names the wrong part."""
         match = _FAMILY.match(text)
         if match is None:
             raise ValueError(f"family {text!r}: expected <lower-case name>/<partition>")
@@ -66,12 +66,12 @@ def job_id(family: Family, unique: str) -> str:
 
 
 def child_id(request: str, family: Family, stage: str, index: int) -> str:
-    """Return the id of one job of a request's stage, the same at every repetition."""
+    """Return the id of one job of a request's stage; a repeated stage has the same ids."""
     return job_id(family, f"{unique_of(request)}.{stage}.{index}")
 
 
 def family_of(job: str) -> Family:
-    """Return the family an id contains; ValueError if it is not an id."""
+    """Return the family that an id contains; ValueError if the text is no id."""
     match = _JOB.match(job)
     if match is None:
         raise ValueError(f"id {job!r}: expected <family>~<partition>~<ulid>[.<stage>.<index>]")

@@ -1,4 +1,4 @@
-"""The life of a service's process: start the loop, obey signals, drain, and exit with a telling status."""
+"""The life of a service's process: starts the event loop, obeys signals, drains, and returns an exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.config import Common
 from common.errors import ConfigError
 from common.tasks import stop_or_end
 
-# What a service may need after its own drain time to close connections and files.
+# Seconds that a service may need after its drain time to close connections and files.
 _CLOSE_S = 10.0
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 C = TypeVar("C", bound=Common)
@@ -31,7 +31,7 @@ def run_service(
 ) -> int:
     """Run a service with the configuration that its flags, environment and file give; return the exit status.
 
-    `serve(config, instance, stopping)` is the service, as `main` of `run` is; `prog` is its name in messages.
+    `serve(config, instance, stopping)` is the service, run like the `main` of `run`; `prog` is its name in messages.
     """
     config, instance = parse(cls, sys.argv[1:], os.environ, prog or f"python -m services.{service}")
     log.setup(service, config)

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, or coloured lines on a terminal; secrets never reach either."""
+"""Logs: one JSON object a line, or coloured lines on a terminal, both without secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _with_trace(
 def setup(service: str, config: Common) -> None:
     """Send this process' logs to stderr, from its own code and from libraries.
 
-    Lines written while a request's work is under way have its `trace_id`, where it has one.
+    Lines written during a request's work have the request's `trace_id`, if it has one.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

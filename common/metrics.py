@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge, disable_created_metrics
 
-# Else each counter has a series beside it that says no more than when its process began.
+# By default each counter has a second series that gives only the time at which its process began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # OpenTelemetry's boundaries for generative AI, so that dashboards can be compared.

@@ -12,27 +12,27 @@ from typing import Literal, NamedTuple
 from common.devices import Machine, lanes, parse_cores, show_cores
 from common.errors import ConfigError
 
-# The paper keeps a quarter of its ARM machine's 128 cores for the accelerator's side; of few that would be too few.
+# The paper keeps a quarter of its ARM machine's 128 cores for the accelerator; fewer cores keep the plain number.
 _MANY_CORES = 64
 DEMONSTRATION = "two embedding lanes on one kind of device are for tests and demonstration"
 
 
 class Placement(NamedTuple):
-    """The cores to run on, rising (none: wherever the scheduler likes), and how many threads compute."""
+    """The cores to run on, rising (empty: the scheduler chooses), and the number of computing threads."""
 
     cores: tuple[int, ...]
     threads: int
 
 
 def overflow_workers(machine: Machine, asked: int | Literal["auto"]) -> int:
-    """Return how many overflow workers to start, of SPILLWAY_OVERFLOW_WORKERS: auto is one for a second lane."""
+    """Return the number of overflow workers; `asked` is SPILLWAY_OVERFLOW_WORKERS: auto is one with a second lane."""
     return len(lanes(machine)) - 1 if asked == "auto" else asked
 
 
 def kept_cores(machine: Machine) -> int:
-    """Return the physical cores that overflow leaves alone: one for the services and one per accelerator.
+    """Return the number of physical cores kept from overflow: one for the services and one per accelerator.
 
-    A quarter on ARM with many cores; never all of them.
+    On ARM with at least _MANY_CORES at least a quarter is kept; never all of them.
     """
     cores = len(machine.physical)
     wanted = 1 + len(machine.accelerators)
@@ -46,10 +46,10 @@ def overflow_cores(
 ) -> tuple[int, ...]:
     """Return the overflow worker's cores, rising, at least one; the lowest `reserve` physical cores are kept free.
 
-    Without `threads`: one core of each physical core that one NUMA node has left, no more than the cgroup's quota
-    pays for beside the kept ones. The node is one without an accelerator if it has half as many left as the richest,
-    else the richest. With `threads`: so many, as asked, of that node first; of unused physical cores before second
-    hardware threads of the same ones; then of other nodes, and of what is kept last.
+    Without `threads`: one core of each physical core that is left in one NUMA node, at most the cgroup's quota less the
+    kept cores. The node is one without an accelerator if it has at least half as many cores left as the node with the
+    most, else the node with the most. With `threads`: that many cores, first of that node (unused physical cores before
+    second hardware threads), then of other nodes, last of the kept cores.
     """
     kept = min(kept_cores(machine) if reserve is None else reserve, len(machine.physical) - 1)
     node_of = {core: node.index for node in machine.nodes for core in node.cores}
@@ -69,7 +69,7 @@ def overflow_cores(
 
 
 def _home(machine: Machine, left: dict[int, int], threads: int) -> int:
-    """Return the node to compute on, `left` being the physical cores each has left; of equals the highest."""
+    """Return the node to compute on; `left` counts each node's free physical cores. Of equal nodes the highest."""
     enough = threads or max(left.values()) / 2
     beside = {accelerator.node for accelerator in machine.accelerators}
     away = [node for node, cores in left.items() if node not in beside and cores >= enough]
@@ -77,11 +77,11 @@ def _home(machine: Machine, left: dict[int, int], threads: int) -> int:
 
 
 def place(machine: Machine, *, threads: int = 0, cores: str = "") -> Placement:
-    """Return where an overflow worker runs; ConfigError if `cores`, SPILLWAY_CORES, cannot be had.
+    """Return an overflow worker's cores and threads; ConfigError if `cores`, SPILLWAY_CORES, cannot be used.
 
-    `threads` is SPILLWAY_THREADS, 0: as many as there are cores. Without an accelerator nothing is pinned: all
-    processes compute on the same cores, and the scheduler divides them best. Nor is it under a quota of CPU time,
-    for then the machine is shared with others, which may have taken the same highest cores.
+    `threads` is SPILLWAY_THREADS, 0: one per core. The worker is not pinned without an accelerator, since all processes
+    compute on the same cores and the scheduler divides these best. It is not pinned under a quota of CPU time either:
+    then others share the machine, and may be pinned to the same highest cores.
     """
     if cores:
         chosen = _asked(machine, cores, "SPILLWAY_CORES")
@@ -94,9 +94,9 @@ def place(machine: Machine, *, threads: int = 0, cores: str = "") -> Placement:
 
 
 def place_host(machine: Machine, cores: str) -> Placement:
-    """Return where attention on the host runs: on `cores`, SPILLWAY_HOST_CORES, or on half of the usable ones, any.
+    """Return the cores and threads of attention on the host: `cores`, SPILLWAY_HOST_CORES, or half of the usable ones.
 
-    ConfigError if they cannot be had.
+    ConfigError if `cores` cannot be used.
     """
     chosen = _asked(machine, cores, "SPILLWAY_HOST_CORES") if cores else ()
     return Placement(chosen, len(chosen) or max(1, machine.usable_cores // 2))

@@ -1,6 +1,6 @@
 """Identity of a process: machine, boot, PID namespace, PID and start, and whether that process has ended.
 
-On its own machine a dead process is recognised without waiting for its heartbeat to lapse.
+On the same machine a dead process is recognised before its heartbeat lapses.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
-_DEAD = {"Z", "X"}  # a zombie does nothing any more, its parent has only not looked yet
+_DEAD = {"Z", "X"}  # a zombie has ended; its parent has not waited for it yet
 
 
 def here() -> str:
-    """Return this process' place: machine, boot, PID namespace, PID, start. Empty where the system does not tell."""
+    """Return this process' place: machine, boot, PID namespace, PID, start; "" if the system does not tell them."""
     began = _began(os.getpid())
     return f"{_machine()} {os.getpid()} {began}" if _machine() and began else ""
 
 
 def is_gone(place: str) -> bool:
-    """Return whether the process at `place` has certainly ended; False wherever that cannot be seen from here."""
+    """Return whether the process at `place` has certainly ended; False if this process cannot see that."""
     machine, _, process = place.rpartition(" ")[0].rpartition(" ")
     if not machine or machine != _machine():
         return False
@@ -39,10 +39,10 @@ def _machine() -> str:
 
 
 def _began(process: int) -> str:
-    """Return when a process began, in ticks since the boot; empty if there is none."""
+    """Return the start of a process, in ticks since the boot; "" if there is no such process."""
     try:
         told = (_PROC / str(process) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    fields = told.rpartition(")")[2].split()  # its name, in brackets, may hold anything
+    fields = told.rpartition(")")[2].split()  # the name before it, in brackets, may hold spaces
     return "" if fields[0] in _DEAD else fields[19]

@@ -1,6 +1,6 @@
-"""Ranking of candidates after they were found: reciprocal rank fusion, and maximal marginal relevance.
+"""Ranking of found candidates: reciprocal rank fusion, and maximal marginal relevance.
 
-Pure functions of lists of numbers, since the router, which loads no numpy, ranks what several shards found.
+Pure functions of lists of numbers, since the router ranks the candidates of several shards and loads no numpy.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ RANK_OFFSET = 60  # the k of Cormack, Clarke and Buettcher, 2009
 
 
 class Ranked(NamedTuple):
-    """A candidate by its place in the lists given, and its score; higher is better."""
+    """A candidate by its place in the given lists, and its score; higher is better."""
 
     place: int
     score: float
 
 
 def best_first(scores: Sequence[float | None], depth: int) -> list[Ranked]:
-    """Return the best `depth` places that have a score; of equal ones the earlier place."""
+    """Return the best `depth` places that have a score; equal scores in the order of places."""
     known = [Ranked(place, score) for place, score in enumerate(scores) if score is not None]
     return sorted(known, key=_cost)[:depth]
 
@@ -27,8 +27,9 @@ def best_first(scores: Sequence[float | None], depth: int) -> list[Ranked]:
 def fused(columns: Sequence[Sequence[float | None]], depth: int) -> list[Ranked]:
     """Return the candidates by reciprocal rank fusion, best first.
 
-    Each column holds one search's scores, None where it did not find a candidate. A candidate's score is the sum of
-    1 / (RANK_OFFSET + rank) over the columns in whose best `depth` it is; of equal ones the earlier column's better.
+    Each column holds one search's scores, None for candidates that the search did not find. A candidate's score is the
+    sum of 1 / (RANK_OFFSET + rank) over the columns in whose best `depth` it is. Candidates with equal scores are in
+    the order of the first column, then of the next.
     """
     total: dict[int, float] = {}
     for column in columns:
@@ -38,7 +39,7 @@ def fused(columns: Sequence[Sequence[float | None]], depth: int) -> list[Ranked]
 
 
 def ranked(columns: Sequence[Sequence[float | None]], depth: int) -> list[Ranked]:
-    """Return the candidates by the scores of one search, or by those of several fused; an empty column was not made."""
+    """Return the candidates by the scores of one search, or of several fused; a search not made has an empty column."""
     made = [column for column in columns if column]
     if len(made) > 1:
         return fused(made, depth)
@@ -53,8 +54,8 @@ def diversified(
 ) -> list[int]:
     """Return up to k places in the order in which maximal marginal relevance chooses them.
 
-    Each choice has the most weight * relevance - (1 - weight) * similarity to the most similar one chosen before; of
-    equal ones the first. `similarity(place)` returns that of one place to every other.
+    Each choice has the most weight * relevance - (1 - weight) * similarity to the most similar earlier choice; of equal
+    places the first is chosen. `similarity(place)` returns the similarity of one place to every place.
     """
     left = list(range(len(relevance)))
     nearest: list[float] = []
@@ -80,10 +81,10 @@ def diverse(
     candidates: int,
     k: int,
 ) -> list[Ranked]:
-    """Return the best k with the first `candidates` in the order of maximal marginal relevance, the others after them.
+    """Return the best k: the first `candidates` by maximal marginal relevance, then the others.
 
-    `relevance` and `similarity` are those of the first candidates; without a relevance it is the score's share of the
-    best one's.
+    `relevance` and `similarity` are those of the first `candidates`; without `relevance` it is a score divided by the
+    best score.
     """
     few = best[:candidates]
     if relevance is None:

@@ -1,8 +1,8 @@
-"""Background tasks of a process, so that none ends unseen.
+"""Background tasks of a process, whose ends are never missed.
 
-A task of the whole process must run until the stop: when one ends before, the process drains and ends with status 1. A
-task of one thing (a family's journal, a collection) is begun again after a pause, and nothing else suffers. A spawned
-task runs once, for one request.
+A task of the whole process must run until the stop: if it ends earlier, the process drains and ends with status 1. A
+scoped task, for one family or collection, is begun again after an error and a pause, and affects nothing else. A
+spawned task runs once, for one request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.clock import Clock, SystemClock
 from common.errors import Unavailable
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-HEALTHY_S = 60.0  # a task that ran so long begins again after the first pause
+HEALTHY_S = 60.0  # after this run time a task begins again after the first pause
 RESTARTS = Counter(
     "spillway_task_restarts_total",
     "Times a background task of one thing, such as a family's journal, failed and was begun again.",
@@ -34,9 +34,10 @@ class TaskEnded(Exception):
 
 
 class Supervisor:
-    """Owns background tasks; leaving it as a context ends them, and raises TaskEnded if one had ended by itself.
+    """Owns background tasks; leaving its context ends them, and raises TaskEnded if one had ended by itself.
 
-    Without a `stopping` event of the process it only logs. All methods belong to one event loop.
+    With a `stopping` event, the end of a task sets it; without one, the end is only logged. All methods belong to one
+    event loop.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Supervisor:
         clock: Clock | None = None,
         pause: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        """`pause` waits so many seconds before a task is begun again."""
+        """`pause(seconds)` waits before a task is begun again."""
         self._stopping = stopping or asyncio.Event()
         self._clock, self._pause = clock or SystemClock(), pause
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -55,21 +56,21 @@ class Supervisor:
         self._failure: TaskEnded | None = None
 
     def process(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run a task of the whole process: if it ends before the stop, however that is, the process ends."""
+        """Run a task of the whole process: if it returns or raises before the stop, the process ends."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._process_done)
         return task
 
     def scoped(self, work: Callable[[], Coroutine[Any, Any, Any]], name: str) -> asyncio.Task[Any]:
-        """Run a task of one thing until it returns; when it raises it is begun again after a pause that doubles."""
+        """Run a task of one family or collection until it returns; after an error, pause and begin it again."""
         task = asyncio.create_task(self._again(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Run a task that nobody awaits, once, to its end; an error is logged."""
+        """Run a task once, to its end, without an awaiting caller; an error is logged."""
         task = asyncio.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned_done)
@@ -81,7 +82,7 @@ class Supervisor:
         await cancel(*self._spawned)
 
     async def end(self, *tasks: asyncio.Task[Any]) -> None:
-        """Cancel tasks whose owner needs them no more, and wait for them; errors of theirs are logged."""
+        """Cancel tasks that their owner no longer needs, and wait for their end; their errors are logged."""
         for task in tasks:
             if not task.done():
                 self._released.add(task)
@@ -108,7 +109,7 @@ class Supervisor:
             began = self._clock.monotonic()
             try:
                 await work()
-            except Exception:  # noqa: BLE001 - whatever ended it, it is begun again
+            except Exception:  # noqa: BLE001 - after any error the task is begun again
                 if self._clock.monotonic() - began >= HEALTHY_S:
                     pause_s = FIRST_PAUSE_S
                 RESTARTS.inc()
@@ -145,7 +146,7 @@ class Supervisor:
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and return once they have ended, however they did."""
+    """Cancel tasks, and return once they have ended; their errors are ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,12 +163,12 @@ async def stop_or_end(stopping: asyncio.Event, *tasks: asyncio.Task[Any]) -> set
 
 
 async def in_pool(pool: Executor, function: Callable[..., T], *args: Any) -> T:
-    """Return what a function gives on a pool of threads; a caller that is cancelled leaves the function running."""
+    """Return the result of a function on a pool of threads; the function goes on after its caller is cancelled."""
     return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, function, *args))
 
 
 async def wait(event: asyncio.Event, seconds: float) -> None:
-    """Return once `event` is set, or after so many seconds."""
+    """Return once `event` is set, or after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry's API, which does nothing unless its SDK is installed (the extra `otel`) and configured.
 
-A W3C `traceparent` crosses the bus, "" where no trace is known. Where traces are off a client's trace is passed on all
-the same, so that logs and requests name it. No span holds text of users or models.
+A W3C `traceparent` crosses the bus, "" where no trace is known. A client's trace is passed on even if traces are off,
+so that logs and requests name it. No span holds text of users or models.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _provider: TracerProvider | None = None
 
 
 def on() -> bool:
-    """Return whether spans are recorded here."""
+    """Return whether this process records spans."""
     return _provider is not None
 
 
 def current() -> Span:
-    """Return the span that this task works for; NONE without one."""
+    """Return the current span of this task; NONE without one."""
     return trace.get_current_span()
 
 
 def remote(traceparent: str) -> Span:
-    """Return another process' span by its traceparent; NONE where the form is not W3C's."""
+    """Return another process' span by its traceparent; NONE if the text has not W3C's form."""
     if not traceparent:
         return NONE
     return trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent}, Context()))
@@ -105,9 +105,9 @@ def span(
 ) -> contextlib.AbstractContextManager[Span]:
     """Make a span below the current one, current itself within the block, and end it with the block.
 
-    If the span does not `ends`, its caller ends it after the block, or leaves it unsent; an error ends it always.
+    With `ends` False the caller ends the span later, or leaves it unsent; an error in the block always ends it.
     """
-    if not on():  # the span would be the current one again, and tell nobody
+    if not on():  # a span without effect would only become the current one
         return contextlib.nullcontext(current())
     return _recorded(name, kind, attributes, ends=ends)
 
@@ -134,9 +134,9 @@ def _recorded(
 def setup(service: str, env: Mapping[str, str]) -> None:
     """Send this process' spans where OpenTelemetry's OTEL_* variables say; without an exporter there, nowhere.
 
-    An exporter that cannot be had is logged, and traces stay off.
+    If the exporter cannot be loaded, that is logged and traces stay off.
     """
-    global _provider  # noqa: PLW0603 - one a process, as its logs
+    global _provider  # noqa: PLW0603 - one provider a process
     where = _exporter(env)
     if where in {"", "none"} or env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return

@@ -1,1 +1,1 @@
-"""Load on a running mesh by its URL: arrivals, requests, statistics, reports. Knows no service of this checkout."""
+"""Load on a running mesh by its URL: arrivals, requests, statistics, reports. It imports no service."""

@@ -1,6 +1,6 @@
 """Arrival times of requests: rising offsets in seconds from the start, endless or finite.
 
-An open loop sends at these times whatever the server does, so a slow answer delays no later request.
+An open loop sends at these times independently of the server, so a slow answer delays no later request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class TraceError(Exception):
-    """A trace file cannot be used; the message names file, line and what is expected."""
+    """A trace file cannot be used; the message names the file, the line and the expected form."""
 
 
 def steady(rate: float) -> Iterator[float]:
@@ -35,8 +35,8 @@ def bursty(
 ) -> Iterator[float]:
     """Yield a two-state Markov-modulated Poisson process of `rate` a second on average.
 
-    On phases last `on_s` on average and arrive at `burst` times `rate`; off phases are silent
-    and as long as the average needs.
+    On phases last `on_s` on average, with arrivals at `burst` times `rate`; off phases have no arrivals, and are as
+    long as the average rate needs.
     """
     off_s = on_s * (burst - 1.0)
     now = 0.0
@@ -94,7 +94,7 @@ def _timestamp(path: Path, number: int, line: str) -> float:
 def named(
     kind: str, rate: float, seed: int, *, burst: float = 4.0, path: Path | None = None
 ) -> Iterator[float]:
-    """Build the arrivals of a name given on the command line: steady, poisson, bursty or trace."""
+    """Build the arrivals named on the command line: steady, poisson, bursty or trace."""
     rng = random.Random(seed)
     if kind == "poisson":
         return poisson(rate, rng)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-# Each is one token of the BERT vocabulary (a test checks it), so a text's length in tokens is known.
+# Each word is one token of the BERT vocabulary (a test checks that), so a text's length in tokens is known.
 _WORDS = (
     "the of and in to was he is as for on with that it his by at from her she you had an were but "
     "be this are not my they one which or have him me first all also their has up who out been when "
@@ -27,7 +27,7 @@ SPECIAL_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request ready to send; `items` is what throughput counts (texts or queries)."""
+    """One request ready to send; `items` is the number of texts or queries that throughput counts."""
 
     path: str
     body: bytes
@@ -35,7 +35,7 @@ class Request:
 
 
 def text(tokens: int, rng: random.Random) -> str:
-    """Return words that the default encoder turns into exactly `tokens` tokens, its special ones counted."""
+    """Return words of exactly `tokens` tokens for the default encoder, special tokens included."""
     return " ".join(rng.choices(WORDS, k=max(1, tokens - SPECIAL_TOKENS)))
 
 
@@ -58,7 +58,7 @@ def embed(
 def search(
     collection: str, vectors: np.ndarray[Any, Any], *, queries: int, k: int = 10, **extra: Any
 ) -> list[Request]:
-    """Build vector searches of `queries` rows each out of `vectors`, in order, encoded as the SDK does."""
+    """Build vector searches of `queries` rows of `vectors` each, in order, encoded as by the SDK."""
     path = f"/v1/collections/{collection}/search"
     rest = {"k": k, "include_text": False, "include_metadata": False, **extra}
     found = []
@@ -73,7 +73,7 @@ def search(
 def search_text(
     collection: str, tokens: int, *, seed: int, count: int = 64, k: int = 10
 ) -> list[Request]:
-    """Build searches by text of `tokens` tokens, which cost an embedding and a search each."""
+    """Build searches by texts of `tokens` tokens; each needs an embedding and a search."""
     rng = random.Random(seed)
     path = f"/v1/collections/{collection}/search"
     bodies = ({"text": text(tokens, rng), "k": k} for _ in range(count))

@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def requests(options: argparse.Namespace) -> list[bodies.Request]:
-    """Build the bodies the options ask for."""
+    """Build the request bodies of the options."""
     if options.kind == "embed":
         return bodies.embed(options.texts, options.tokens, seed=options.seed, model=options.model)
     if options.kind == "search-text":
@@ -68,12 +68,12 @@ def requests(options: argparse.Namespace) -> list[bodies.Request]:
 
 
 def routers(options: argparse.Namespace) -> list[str]:
-    """Return the addresses to send to."""
+    """Return the routers' addresses."""
     return options.url or [os.environ.get("SPILLWAY_URL", "http://127.0.0.1:8080")]
 
 
 async def drive(options: argparse.Namespace) -> RequestRun:
-    """Run the loop the options describe, printing a line a second on standard error."""
+    """Run the loop of the options, and print a line a second on standard error."""
     async with Target(routers(options), key=options.key, timeout_s=options.timeout) as target:
         load = LoadRun(target, requests(options))
 
@@ -105,7 +105,7 @@ def report(summary: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 if anything was answered well, else 1."""
+    """Run the command; 0 if any request was answered well, else 1."""
     parser = argparse.ArgumentParser("python -m loadgen", description=__doc__)
     arguments(parser)
     given = sys.argv[1:] if argv is None else list(argv)

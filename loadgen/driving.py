@@ -1,4 +1,4 @@
-"""Run a load as the command line asks, and print one line a second on standard error."""
+"""The run of a load by the command line's options, with one line a second on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def driven(
     done: Callable[[], Sequence[T]],
     told: Callable[[Sequence[T]], tuple[dict[str, Any], str]],
 ) -> R:
-    """Run `load` open or closed; `told` sums up a second's share of what `done` returns, and adds to its line."""
+    """Run `load` open or closed; `told` adds its summary of a second's part of `done()` to each line."""
     watcher = asyncio.create_task(_watch(load, done, told))
     try:
         if options.mode == "closed":

@@ -18,7 +18,7 @@ REFUSED = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request: seconds from the run's start at which it was due, sent and answered; the server's id of it."""
+    """One request: its due, sent and answered times in seconds from the run's start, and the server's request id."""
 
     due_s: float
     sent_s: float
@@ -30,25 +30,25 @@ class Sample:
 
     @property
     def ok(self) -> bool:
-        """True if it was answered with 2xx."""
+        """True if the answer was 2xx."""
         return 200 <= self.status < 300
 
     @property
     def latency_s(self) -> float:
-        """Return the seconds from when it was due to its answer."""
+        """Return the seconds from the due time to the answer."""
         return self.done_s - self.due_s
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """What a loop did; `cpu_s` are the load generator's own CPU seconds."""
+    """The results of a loop; `cpu_s` are the load generator's own CPU seconds."""
 
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
 
     def summary(self, slo_s: float | None = None) -> dict[str, Any]:
-        """Return counts, rates, latency percentiles and, with an SLO, goodput (answers within it a second)."""
+        """Return counts, rates, latency percentiles and, with an SLO, goodput (answers within the SLO, per second)."""
         ok = [s for s in self.samples if s.ok]
         refused = [s for s in self.samples if s.status in REFUSED]
         bad = [s for s in self.samples if not s.ok and s.status not in REFUSED]
@@ -77,7 +77,7 @@ Check = Callable[[Request, TargetAnswer], None]
 
 
 class LoadRun(LoadLoop[RequestRun]):
-    """Runs loops against one target; `check` sees every request with its answer."""
+    """Runs loops against one target; `check` is called with every request and its answer."""
 
     def __init__(
         self, target: Target, requests: Sequence[Request], check: Check | None = None
@@ -89,15 +89,15 @@ class LoadRun(LoadLoop[RequestRun]):
 
     @property
     def samples(self) -> list[Sample]:
-        """Return what has been answered so far, for live progress."""
+        """Return the answered requests so far, for live progress."""
         return self.run.samples
 
     def fresh(self) -> RequestRun:
-        """Return a run that has done nothing."""
+        """Return an empty run."""
         return RequestRun()
 
     def full(self, due: float, now: float) -> None:
-        """Record a request that found too many open."""
+        """Record a request that was due while too many were open."""
         self.samples.append(Sample(due, now, now, 0, "loadgen_full", 0))
 
     async def one(self, due: float) -> None:

@@ -18,7 +18,7 @@ from loadgen.timer import Timer
 
 
 class Timed(Protocol):
-    """What a loop fills in at its end."""
+    """The fields of a run that a loop sets at its end."""
 
     seconds: float
     cpu_s: float
@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Timed)
 
 
 class LoadLoop(abc.ABC, Generic[R]):
-    """Runs `one` again and again; what it did is gathered in `run`."""
+    """Runs `one` again and again, and gathers the results in `run`."""
 
     def __init__(self, run: R) -> None:
         self.run = run
@@ -37,15 +37,15 @@ class LoadLoop(abc.ABC, Generic[R]):
 
     @abc.abstractmethod
     def fresh(self) -> R:
-        """Return a run that has done nothing."""
+        """Return an empty run."""
 
     @abc.abstractmethod
     async def one(self, due: float) -> None:
-        """Do one piece of work that was due at `due` seconds from the start, and record it in `run`."""
+        """Do one piece of work, due `due` seconds after the start, and record it in `run`."""
 
     @abc.abstractmethod
     def full(self, due: float, now: float) -> None:
-        """Record work that was due while too much was open."""
+        """Record work that was due while too many pieces were open."""
 
     def now(self) -> float:
         """Return the seconds since the run's start."""
@@ -54,9 +54,9 @@ class LoadLoop(abc.ABC, Generic[R]):
     async def open(
         self, arrivals: Iterable[float], seconds: float, *, max_in_flight: int = 10_000
     ) -> R:
-        """Begin work at `arrivals` for `seconds`; wait for every end.
+        """Begin work at `arrivals` for `seconds`; wait until all work has ended.
 
-        What is due while `max_in_flight` are open is recorded as the error `loadgen_full`.
+        Work due while `max_in_flight` pieces are open is recorded as the error `loadgen_full`.
         """
         cpu = self._start()
         timer = Timer()
@@ -76,7 +76,7 @@ class LoadLoop(abc.ABC, Generic[R]):
     async def closed(
         self, clients: int, *, seconds: float = float("inf"), count: int | None = None
     ) -> R:
-        """Keep `clients` pieces of work open for `seconds`, or until `count` have been begun."""
+        """Keep `clients` pieces of work open for `seconds`, or until `count` pieces were begun."""
         cpu = self._start()
         left = iter(range(count)) if count is not None else itertools.count()
 

@@ -1,4 +1,4 @@
-"""Statistics of figures: percentiles, bootstrap intervals, and blocks that count."""
+"""Statistics of figures: percentiles, bootstrap intervals, and the selection of undisturbed blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 RESAMPLES = 2000
 MOVED = 0.20
-# A level is met if the median reaches it, the interval's end SLACK of it, and the interval is no wider than ± so much.
+# A level is met if the median reaches it, the interval's end reaches SLACK of it, and the interval is at most ± RATIO
+# wide.
 SLACK, RATIO, TAIL = 0.97, 0.05, 0.10
 
 
@@ -41,14 +42,14 @@ def interval(values: Sequence[float], quantile: float = 50.0, seed: int = 1) -> 
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 1) -> dict[str, float]:
-    """Return the median of ours/theirs over pairs, with its bootstrap 95 % interval over pairs."""
+    """Return the median over pairs of ours / theirs, with its bootstrap 95 % interval over pairs."""
     return interval(list(np.asarray(ours, float) / np.asarray(theirs, float)), 50.0, seed)
 
 
 def ratio_of(
     ours: Sequence[float], theirs: Sequence[float], quantile: float, seed: int = 1
 ) -> dict[str, float]:
-    """Return a quantile of `ours` / the same of `theirs`, which are no pairs, with its bootstrap 95 % interval."""
+    """Return a quantile of `ours` / the same quantile of `theirs`, unpaired, with its bootstrap 95 % interval."""
     rng = np.random.default_rng(seed)
     sides = [np.asarray(side, dtype=float) for side in (ours, theirs)]
     drawn = [[rng.choice(side, side.size) for side in sides] for _ in range(RESAMPLES // 4)]
@@ -59,7 +60,7 @@ def ratio_of(
 
 
 def quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest of the counted values that at least `share` of all do not exceed; 0 if there is none."""
+    """Return the smallest counted value that at least `share` of all values do not exceed; 0 without values."""
     left = share * sum(counts.values())
     for value in sorted(counts):
         left -= counts[value]
@@ -69,7 +70,7 @@ def quantile(counts: Mapping[int, int], share: float) -> int:
 
 
 def keep_still(peaks: Sequence[float], moved: float = MOVED) -> list[bool]:
-    """Say which blocks count: `peaks` has one more entry than there are blocks, taken between them.
+    """Return for each block whether it counts: `peaks` are measured before, between and after the blocks.
 
     A block is dropped if the peak before and after it differ by more than `moved`.
     """
@@ -79,12 +80,12 @@ def keep_still(peaks: Sequence[float], moved: float = MOVED) -> list[bool]:
 def verdict(
     found: dict[str, Any], goal: float, must: float, *, higher: bool = True, width: float = RATIO
 ) -> str:
-    """Say which level a figure meets: "goal", "must", "missed", or "undecided" where its interval leaves that open.
+    """Return the level that a figure meets: "goal", "must", "missed", or "undecided" if its interval is too wide.
 
     `width` is the widest interval that decides, ± a share of the figure: RATIO, or TAIL for a percentile near the end.
     """
     value, low, high = found["value"], found["low"], found["high"]
-    if not higher:  # as speeds, so that more is better
+    if not higher:  # inverted, so that more is better
         value, low, high, goal, must = (
             1 / max(each, 1e-12) for each in (value, high, low, goal, must)
         )

@@ -1,4 +1,4 @@
-"""An HTTP client for load: the least CPU a request that aiohttp allows."""
+"""An HTTP client for load, with the least CPU per request that aiohttp allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadgen.bodies import Request
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswer:
-    """What came back: status (0: no HTTP answer), the error's code if any, body, and the server's id of the request."""
+    """The answer to a request: status (0: no HTTP answer), the error's code if any, body, and the request's id."""
 
     status: int
     code: str
@@ -65,7 +65,7 @@ class Target:
             await self._session.close()
 
     async def send(self, request: Request, headers: dict[str, str] | None = None) -> TargetAnswer:
-        """POST one request and read its answer whole; no retries, no exceptions."""
+        """POST one request and read its whole answer; no retries, no exceptions."""
         if self._session is None:
             raise RuntimeError("Target is used outside its `async with`")
         self._next = (self._next + 1) % len(self._urls)
@@ -90,7 +90,7 @@ def _code(body: bytes) -> str:
 
 
 async def idle_connections(url: str, count: int) -> list[asyncio.StreamWriter]:
-    """Open `count` keep-alive connections that have asked for /livez once and then stay silent."""
+    """Open `count` keep-alive connections that send one GET /livez and then stay silent."""
     host, _, port = url.removeprefix("http://").partition(":")
     writers = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""A timer that wakes an event loop within some ten microseconds; asyncio's rounds up to a millisecond."""
+"""A timer that wakes an event loop within tens of microseconds; asyncio's timer rounds up to a millisecond."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timer:
             asyncio.get_running_loop().add_reader(self._fd, self._fire)
 
     async def until(self, moment: float) -> None:
-        """Return at `moment`, or at once (after one turn of the loop) if it has passed."""
+        """Return at `moment`, or after one turn of the loop if it has passed."""
         left = moment - time.monotonic()
         if left <= 0 or self._fd < 0:
             await asyncio.sleep(max(left, 0))
@@ -36,7 +36,7 @@ class Timer:
         await self._woken.wait()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)

@@ -71,12 +71,12 @@ def _answer(kind: str, descriptor: int) -> dict[str, Any]:
             return {"reading": asdict(READERS[kind](file))}
     except Textless as error:
         return {"textless": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a malformed file makes of a parser is told, not raised
+    except Exception as error:  # noqa: BLE001 - a malformed file may raise any error
         return {"unreadable": _why(error), "spent": _spent()}
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, MemoryError) or _spent():  # parsers turn one into all sorts of errors
+    if isinstance(error, MemoryError) or _spent():  # parsers turn a MemoryError into other errors
         return "it takes more memory than is allowed"
     if isinstance(error, Unreadable):
         return str(error)
@@ -86,7 +86,7 @@ def _why(error: Exception) -> str:
 
 
 def _spent() -> bool:
-    """Return whether this process has come near the bound of its memory."""
+    """Return whether this process is near the bound of its memory."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = re.search(r"VmPeak:\s+([0-9]+) kB", status)
@@ -94,21 +94,21 @@ def _spent() -> bool:
 
 
 def bound(memory_bytes: int) -> None:
-    """Bound this process: its memory, no file written, no memory image left."""
+    """Bound this process: limit its memory, and forbid writing files and core dumps."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def serve(connection: socket.socket, limit_s: int) -> None:
-    """Read what is asked until the other end hangs up."""
+    """Read the requested documents until the other end closes the socket."""
     while True:
         order, descriptors, _, _ = socket.recv_fds(connection, MAX_ORDER_BYTES, 1)
         if not order:
             return
         signal.alarm(
             limit_s + _GRACE_S
-        )  # ends this process even within a library, with nobody left to do it
+        )  # ends this process even if a library hangs and no parent is left
         answer = _answer(json.loads(order)["kind"], descriptors[0])
         body = json.dumps(answer).encode()
         connection.sendall(len(body).to_bytes(8) + body)

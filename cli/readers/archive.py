@@ -14,7 +14,7 @@ _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 def opened(file: BinaryIO, needed: str) -> zipfile.ZipFile:
-    """Return the archive; Unreadable if it is none, lacks the entry `needed`, is encrypted or would be too large.
+    """Return the archive; Unreadable if it is no zip file, lacks the entry `needed`, is encrypted or too large.
 
     `zipfile` never unpacks more of an entry than the size declared here.
     """

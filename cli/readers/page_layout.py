@@ -1,6 +1,6 @@
-"""Page layout: lines of one page, in the order in which they are read, become paragraphs.
+"""Page layout: the lines of one page in reading order, joined into paragraphs.
 
-Pure: it sees pieces of text with their boxes. Lengths are in the page's units, y grows upwards.
+Pure functions of pieces of text and their boxes. Lengths are in the page's units, y grows upwards.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from statistics import median
 
 from cli.readers.reading import SENTENCE_ENDS
 
-HYPHEN = "\ufffe"  # at the end of a piece: a word was cut here
+HYPHEN = "\ufffe"  # at the end of a piece: a word is cut here
 _BINS = 200
-_FEWEST_LINES = 5  # of a column
-_PROSE_CHARACTERS = 16  # a column's typical line has at least so many; a table's cells have fewer
+_FEWEST_LINES = 5  # lines of a column
+_PROSE_CHARACTERS = 16  # a typical line of a column has at least these; cells of tables have fewer
 _ITEM = re.compile(r"[•‣◦▪●○\u2013—*·-]\s|\(?[0-9a-zA-Z]{1,3}[.)]\s")
 
 
 @dataclass(frozen=True, slots=True)
 class TextBox:
-    """Text that stands on one line without a gap, and its box."""
+    """Text on one line without a gap, and its box."""
 
     text: str
     left: float
@@ -61,10 +61,10 @@ class TextLine:
 
 
 def page_lines(pieces: Sequence[TextBox]) -> list[TextLine]:
-    """Return a page's lines in the order in which they are read; `pieces` come in the order of the file.
+    """Return a page's lines in reading order; `pieces` are in the order of the file.
 
-    That order is kept, but for two: columns that a program wrote line by line across the page are read one after the
-    other, and lines from the bottom up are turned round.
+    That order is kept in all cases but two: columns that a program wrote line by line across the page are read one
+    after the other, and lines from the bottom up are reversed.
     """
     ordered = [piece for group in _columns(pieces) for piece in _downwards(group)]
     lines: list[list[TextBox]] = []
@@ -88,7 +88,7 @@ def _downwards(pieces: list[TextBox]) -> list[TextBox]:
 
 
 def _columns(pieces: Sequence[TextBox]) -> list[list[TextBox]]:
-    """Return the groups that are read one after the other: all as one, or what interleaved columns hold."""
+    """Return the groups of pieces to read one after the other: one group, or one for each interleaved column."""
     at = _gutter(pieces)
     if at is None:
         return [list(pieces)]
@@ -118,7 +118,7 @@ def _side(piece: TextBox, at: float) -> int:
 
 
 def _gutter(pieces: Sequence[TextBox]) -> float | None:
-    """Return the middle of the widest strip from top to bottom that almost no text crosses, near the page's middle."""
+    """Return the middle of the widest vertical strip, near the page's middle, that almost no text crosses."""
     if len(pieces) < 2 * _FEWEST_LINES:
         return None
     low, high = min(p.left for p in pieces), max(p.right for p in pieces)
@@ -150,7 +150,7 @@ def _gutter(pieces: Sequence[TextBox]) -> float | None:
 
 
 def paragraphs(lines: Sequence[TextLine]) -> str:
-    """Return lines as a text: those of a paragraph joined, a line each otherwise, blank lines where there is a gap."""
+    """Return lines as a text: lines of a paragraph are joined, others stay, and gaps become blank lines."""
     boxes = [line.box for line in lines]
     edges = [_right_edge(boxes, place) for place in range(len(boxes))]
     parts: list[str] = []
@@ -167,7 +167,7 @@ def paragraphs(lines: Sequence[TextLine]) -> str:
 
 
 def _right_edge(boxes: Sequence[TextBox], place: int) -> float:
-    """Return where the lines of the same block end at most, of three above a line and three below it."""
+    """Return the right edge of a line's block: the farthest one of up to three lines above and three below."""
     edge = boxes[place].right
     for step in (-1, 1):
         at = place
@@ -183,13 +183,13 @@ def _right_edge(boxes: Sequence[TextBox], place: int) -> float:
 
 
 def _moved(above: TextBox, below: TextBox) -> bool:
-    """Return whether there is a gap between two lines, or the lower one stands in the next column."""
+    """Return whether there is a gap between two lines, or the second one is in the next column."""
     height, distance = max(above.height, below.height), above.bottom - below.top
     return distance > 0.9 * height or distance < -0.6 * height
 
 
 def _gap(before: TextLine, line: TextLine, above: TextBox, below: TextBox, edge: float) -> str:
-    """Return what stands between two lines: "" or a space within a paragraph, one line end, or two."""
+    """Return the separator of two lines: "" or a space within a paragraph, one line end, or two."""
     text, following = before.text, line.text
     height = max(above.height, below.height)
     if text.endswith(HYPHEN):
@@ -208,7 +208,7 @@ def _gap(before: TextLine, line: TextLine, above: TextBox, below: TextBox, edge:
     wide = _wide(following[0])
     room = edge - above.right
     full = room < (glyph * (1.5 if wide else len(word)) + 0.3 * height)
-    if not full and text[-1] not in SENTENCE_ENDS:  # a ragged line of a sentence that goes on
+    if not full and text[-1] not in SENTENCE_ENDS:  # a short line within a sentence
         full = room < 0.25 * (edge - above.left)
     indented = not -6 * height < below.left - above.left < 1.2 * height
     if not full or indented:
@@ -225,11 +225,11 @@ def _wide(character: str) -> bool:
     )
 
 
-# -- what repeats on every page --------------------------------------------------------------------------
+# -- headers and footers ---------------------------------------------------------------------------------
 
 
 def without_running_lines(pages: Sequence[Sequence[TextLine]]) -> list[list[TextLine]]:
-    """Return pages without headers and footers: first and last lines, set apart, that most share but for numbers."""
+    """Return pages without headers and footers: separate first or last lines that most pages share, numbers aside."""
     kept = [list(page) for page in pages]
     if len(kept) < 3:
         return kept
@@ -247,7 +247,7 @@ def without_running_lines(pages: Sequence[Sequence[TextLine]]) -> list[list[Text
 
 
 def _apart(page: Sequence[TextLine], end: int) -> bool:
-    """Return whether a page's first (0) or last (-1) line has more than a line's room to its neighbour."""
+    """Return whether a page's first (0) or last (-1) line is more than a line's height away from its neighbour."""
     above, below = (page[0].box, page[1].box) if end == 0 else (page[-2].box, page[-1].box)
     return above.bottom - below.top > max(above.height, below.height)
 

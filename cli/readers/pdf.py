@@ -29,7 +29,7 @@ from cli.readers.reading import (
     title_in,
 )
 
-_GAP = 1.6  # heights of a line: a wider gap parts two pieces of text
+_GAP = 1.6  # heights of a line: a wider gap separates two pieces of text
 _SAMPLE = 64
 _CUTS = "\ufffe\x02"  # PDFium's marks of a word cut at the end of a line
 _NOTED_PAGES = 10
@@ -37,7 +37,7 @@ _NO_TITLES = ("untitled", "(anonymous)", "microsoft word - ", "microsoft powerpo
 
 
 def read_pdf(file: BinaryIO) -> Reading:
-    """Return a PDF's text and where its pages start; Unreadable or Textless otherwise."""
+    """Return a PDF's text and the starts of its pages; Unreadable or Textless otherwise."""
     try:
         document = pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
@@ -66,7 +66,7 @@ def read_pdf(file: BinaryIO) -> Reading:
 def _pages(
     document: pypdfium2.PdfDocument, count: int
 ) -> tuple[list[list[TextLine]], list[int], list[int]]:
-    """Return each page's lines, and the numbers of pages with pictures alone and of damaged ones."""
+    """Return each page's lines, and the numbers of pages with only pictures and of damaged pages."""
     pages: list[list[TextLine]] = []
     pictures: list[int] = []
     damaged: list[int] = []
@@ -139,13 +139,13 @@ def _pieces(text: pypdfium2.PdfTextPage) -> Iterator[TextBox]:
 
 
 def _quarters(text: pypdfium2.PdfTextPage, index: int) -> int:
-    """Return by how many quarters of a circle, with the clock, a character is turned."""
+    """Return the number of quarter turns, clockwise, by which a character is turned."""
     angle: float = raw.FPDFText_GetCharAngle(text, index)
     return round(angle / (math.pi / 2)) % 4
 
 
 def _most_turned(text: pypdfium2.PdfTextPage, count: int) -> int:
-    """Return how most of a page's text is turned; see `_quarters`."""
+    """Return the quarter turns of most of a page's text; see `_quarters`."""
     votes = [0, 0, 0, 0]
     for index in range(0, count, max(1, count // _SAMPLE)):
         if chr(raw.FPDFText_GetUnicode(text, index)).isalnum():

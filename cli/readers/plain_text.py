@@ -22,7 +22,7 @@ _SAID = re.compile(
 )
 _HEAD_BYTES = 4096
 _SAMPLE_BYTES = 256 * 1024
-# Names in files that mean a larger set of characters than they say, as browsers read them.
+# Encodings that browsers read as a larger set of characters than the one named.
 _MEANT = {
     **dict.fromkeys(("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii"), "cp1252"),
     **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
@@ -32,7 +32,7 @@ _MEANT = {
 
 
 def read_plain_text(data: bytes) -> Reading:
-    """Return a text and its encoding ("" for UTF-8); Unreadable where no encoding is found, Textless if empty."""
+    """Return a text and its encoding ("" for UTF-8); Unreadable if no encoding is found, Textless if empty."""
     text, encoding = decoded(data)
     text = clean(text)
     if not text.strip():
@@ -43,7 +43,7 @@ def read_plain_text(data: bytes) -> Reading:
 def decoded(data: bytes) -> tuple[str, str]:
     """Return bytes as text, and the name of the encoding, "" for UTF-8.
 
-    A mark of byte order decides, then UTF-8 if it is that, then what the text says of itself, then a guess.
+    The first of these decides: a mark of byte order, valid UTF-8, the encoding that the text names, a guess.
     """
     for mark, name in _MARKS:
         if data.startswith(mark):

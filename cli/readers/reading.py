@@ -11,7 +11,7 @@ MAX_PAGES = 5000
 _LIGATURES = {
     0xFB00 + n: text for n, text in enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"))
 }
-# Nothing that a person reads: control characters, halves of surrogate pairs, soft hyphens, marks of byte order.
+# Invisible characters: control characters, halves of surrogate pairs, soft hyphens, marks of byte order.
 _UNREAD = re.compile("[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 _TITLE_CHARACTERS = 200
 SENTENCE_ENDS = frozenset(
@@ -20,19 +20,19 @@ SENTENCE_ENDS = frozenset(
 
 
 class Unreadable(Exception):
-    """A document cannot be read; the message says why, as people read it after the file's name."""
+    """A document cannot be read; the message gives the reason, in words that follow the file's name."""
 
 
 class Textless(Unreadable):
-    """A document was read and holds no text: a scan, a page of pictures."""
+    """A document was read and holds no text, as a scan or a page of pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A document's text.
 
-    `pages` holds the character at which each page (or slide) starts, rising from 0; it is empty where the format has
-    none. `encoding` is that of the file where it was guessed, `note` what a reader should know although it was read.
+    `pages` holds the character at which each page (or slide) starts, rising from 0; it is empty for formats without
+    pages. `encoding` is a guessed encoding of the file, else "", and `note` a remark for the user.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Reading:
 
 
 def clean(text: str) -> str:
-    """Return a text as people read it: composed letters, ligatures as letters, lines ended by one character."""
+    """Return a text in plain form: composed letters, ligatures as letters, lines ended by one character."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
     return _UNREAD.sub("", unicodedata.normalize("NFC", text.translate(_LIGATURES)))
 

@@ -29,7 +29,7 @@ _TITLES = {"title", "ctrTitle"}
 
 
 def read_slides(file: BinaryIO) -> Reading:
-    """Return a presentation's text, a slide being a page; Unreadable or Textless otherwise."""
+    """Return a presentation's text with its slides as pages; Unreadable or Textless otherwise."""
     archive = opened(file, _PRESENTATION)
     try:
         slides = list(_slides(archive))
@@ -58,7 +58,7 @@ def _slides(archive: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _links(archive: zipfile.ZipFile, name: str) -> dict[str, tuple[str, str]]:
-    """Return what a part refers to within the archive: the kind and the name of each, by id."""
+    """Return a part's links within the archive by id: the kind and the name of each target."""
     folder, file = posixpath.split(name)
     try:
         root = tree(archive, f"{folder}/_rels/{file}.rels")

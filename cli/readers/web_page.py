@@ -21,7 +21,7 @@ _LINES = frozenset({"br", "li", "tr", "dt", "dd", "caption", "option"})
 
 
 def read_web_page(page: str) -> Reading:
-    """Return a page's text, its headings marked as Markdown's; Textless if nothing of it is read."""
+    """Return a page's text, with headings as in Markdown; Textless if the page has no readable text."""
     parser = _PageText()
     parser.feed(page)
     parser.close()
@@ -34,7 +34,7 @@ def read_web_page(page: str) -> Reading:
 
 
 class _PageText(html.parser.HTMLParser):
-    """Collects the text: white space runs together outside <pre>, blocks begin on lines of their own."""
+    """Collects the text of a page: white space outside <pre> becomes one space, blocks begin on lines of their own."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -17,19 +17,19 @@ _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
 def read_word_document(file: BinaryIO) -> Reading:
-    """Return a document's text; Unreadable or Textless otherwise. Pictures and what is linked are not read."""
+    """Return a document's text; Unreadable or Textless otherwise. Pictures and linked files are not read."""
     archive = opened(file, "word/document.xml")
     title = _title(archive)
     file.seek(0)
     try:
         page = mammoth.convert_to_html(
-            io.BytesIO(file.read()),  # without a name, in whose folder mammoth would look
+            io.BytesIO(file.read()),  # without a name, beside which mammoth would look
             ignore_empty_paragraphs=True,
             convert_image=mammoth.images.img_element(lambda _: {}),
         ).value
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # whatever a malformed file makes of a parser
+    except Exception as error:  # a malformed file may raise any error
         raise Unreadable("a damaged document") from error
     try:
         reading = read_web_page(page)

@@ -1,6 +1,6 @@
 """Client of Spillway, async and blocking: chat, grounded answers, embeddings, rerank and vector search.
 
-Retries never do work twice, and a stream goes on after its connection broke, with no token lost or doubled.
+Retries never do work twice, and a stream goes on after its connection broke, without a token lost or repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat and completions: whole, in a stream, and going on with a stream that another process began."""
+"""Chat and completions: whole answers, streams, and the rest of a stream that another process began."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """What chat and completions both take; what is left out comes from the model's own defaults.
+    """The options of both chat and completions; an absent option has the model's default.
 
-    `timeout_s` is the generation's deadline (600 s, unless the client or the call says otherwise).
-    `idempotency_key` finds the same generation again after the caller's own death; `extra` is merged into the body.
-    `response_format` is what the whole answer must match, in OpenAI's shape; `json_format(schema)` makes one.
+    `timeout_s` is the generation's deadline in seconds (the client's, by default 600). The same `idempotency_key` finds
+    the same generation again after the caller was restarted; `extra` is merged into the body. The whole answer matches
+    `response_format`, in OpenAI's shape; `json_format(schema)` makes one.
     """
 
     model: str
@@ -48,15 +48,15 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """What only chat takes.
+    """The options of chat alone.
 
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
     "include_passages", "mode", "mmr", "rewrite", "rerank", "effort", "place", "interval", "stale", "late", "shift"};
     `rewrite` and `rerank` are True or objects, and with an `interval` of tokens the passages are found anew while the
-    answer is written. `session` is the id of a session: `messages` then hold only what is new. A session answers one
-    turn at a time: ConflictError `session_busy`, or with `wait` the turn waits; `keep_partial` keeps what a cancelled
-    or failed turn had said. `tools` are functions the model may call, in OpenAI's shape; `ChatMessage.as_dict` makes
-    the answer a message of the next request.
+    answer is written. `session` is the id of a session: `messages` then hold only the new messages. A session answers
+    one turn at a time: during a turn, another one waits with `wait`, else it gets ConflictError (`session_busy`).
+    `keep_partial` keeps the answer so far of a cancelled or failed turn. `tools` are functions that the model may call,
+    in OpenAI's shape; `ChatMessage.as_dict` makes the answer a message for the next request.
     """
 
     max_completion_tokens: int
@@ -72,21 +72,21 @@ class ChatOptions(SamplingOptions, total=False):
 
 
 class CompletionOptions(SamplingOptions, total=False):
-    """What only completions take; `echo` puts the prompt before the text."""
+    """The options of completions alone; `echo` puts the prompt before the text."""
 
     logprobs: int
     echo: bool
 
 
 def json_format(schema: Mapping[str, Any] | None = None, name: str = "answer") -> dict[str, Any]:
-    """Return the `response_format` of JSON that a JSON Schema allows; of any JSON object without a schema."""
+    """Return the `response_format` for JSON that matches a JSON Schema, or, without a schema, for any JSON object."""
     if schema is None:
         return {"type": "json_object"}
     return {"type": "json_schema", "json_schema": {"name": name, "schema": dict(schema)}}
 
 
 def as_messages(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as a list; a bare text is one of the user's. InvalidInputError if there is none."""
+    """Return messages as a list; a text becomes one message of the user. InvalidInputError without a message."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     found = [messages] if isinstance(messages, Mapping) else list(messages)
@@ -160,9 +160,9 @@ class ChatCompletionsResource:
     async def create(
         self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> ChatCompletion | ChatStream:
-        """Answer a conversation: a text (one message of the user's), one message, or all of them.
+        """Answer a conversation: a text (one message of the user), one message, or a list of messages.
 
-        With `stream` the answer comes in chunks as it is made; the call returns when it has begun.
+        With `stream` the answer comes in chunks; the call then returns when the server has begun to answer.
         """
         if stream:
             return await self.stream(messages, **options)
@@ -192,7 +192,7 @@ class ChatCompletionsResource:
 
 
 class ChatResource:
-    """Chat: `completions` as OpenAI names it."""
+    """Chat; `completions` has the calls, as in OpenAI's client."""
 
     def __init__(self, transport: Transport) -> None:
         self.completions = ChatCompletionsResource(transport)
@@ -221,7 +221,7 @@ class CompletionsResource:
     async def create(
         self, prompt: Prompt, *, stream: bool = False, **options: Unpack[CompletionOptions]
     ) -> Completion | CompletionStream:
-        """Continue a text, token ids, or several of either; with `stream` in chunks as they are made."""
+        """Continue a text, token ids, or a list of either; with `stream` the answer comes in chunks."""
         if stream:
             return await self.stream(prompt, **options)
         call, key = _prepared(self._transport, "/v1/completions", {"prompt": prompt}, options)

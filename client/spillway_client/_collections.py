@@ -64,11 +64,12 @@ class CollectionsResource:
         replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> Collection:
-        """Create a collection; ConflictError (`collection_exists`) if there is one.
+        """Create a collection; ConflictError (`collection_exists`) if the name is taken.
 
-        `model=None` makes it hold vectors only (then `dimension` is needed); without `model` the default encoder
-        embeds its texts. `metric` is cosine, dot or l2. `chunking` is {"max_tokens", "overlap_tokens"}. With
-        `shards` or `replicas` it is spread over some of the vector_search processes; else each of them holds all of it.
+        `model=None` makes a collection of vectors only (then `dimension` is needed); without `model` the default
+        encoder embeds its texts. `metric` is cosine, dot or l2. `chunking` is {"max_tokens", "overlap_tokens"}. With
+        `shards` or `replicas` the collection is spread over some of the vector_search processes; else each process
+        holds all of it.
         """
         body = _given(
             name=name,
@@ -93,7 +94,7 @@ class CollectionsResource:
         return [build(Collection, item) for item in items(answer.payload)]
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> Collection:
-        """Return a collection with its statistics; NotFoundError if there is none."""
+        """Return a collection with its statistics; NotFoundError if there is no collection of this name."""
         path = f"/v1/collections/{segment(name)}"
         return build(
             Collection, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload
@@ -107,7 +108,7 @@ class CollectionsResource:
         filter: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Explanation:
-        """Tell how a collection searches for `k` hits and why, and which way a filter goes."""
+        """Explain a collection's searches for `k` hits: the kind of index, the efforts, and the path of a filter."""
         query = {"k": k, "filter": json.dumps(filter, allow_nan=False) if filter else None}
         path = f"/v1/collections/{segment(name)}/explain"
         answer = await self._transport.call("GET", path, query=query, timeout_s=timeout_s)
@@ -124,7 +125,7 @@ class CollectionsResource:
         plan_only: bool = False,
         timeout_s: float | None = None,
     ) -> Tuning:
-        """Begin to look for the best index that finds `recall` of the true neighbours, and build it.
+        """Begin a tuning: find the best index that finds the share `recall` of the true neighbours, and build it.
 
         ConflictError (`tuning_under_way`) while another tuning is under way.
         """
@@ -134,12 +135,12 @@ class CollectionsResource:
         return build(Tuning, answer.payload)
 
     async def tuning(self, name: str, *, timeout_s: float | None = None) -> Tuning:
-        """Return how far the last tuning is and what it found; NotFoundError if there was none."""
+        """Return the state and the results of the last tuning; NotFoundError if there was none."""
         path = f"/v1/collections/{segment(name)}/tune"
         return build(Tuning, (await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
 
     async def cancel_tuning(self, name: str, *, timeout_s: float | None = None) -> Tuning:
-        """End the tuning that goes on, and return it; the collection keeps its index. One that has ended stays so.
+        """End the running tuning, and return it; the collection keeps its index. An ended tuning is not changed.
 
         NotFoundError if there was none.
         """
@@ -156,7 +157,7 @@ class CollectionsResource:
     async def reembed(
         self, name: str, *, model: str | None = None, timeout_s: float | None = None
     ) -> Collection:
-        """Embed every stored text with the current encoder (or `model`) and put the result in its place."""
+        """Embed every stored text with the current encoder (or `model`), and replace the collection's vectors."""
         path = f"/v1/collections/{segment(name)}/reembed"
         answer = await self._transport.call(
             "POST", path, body=_given(model=model), timeout_s=timeout_s
@@ -170,7 +171,7 @@ class CollectionsResource:
     async def split_shard(
         self, name: str, shard: int, *, timeout_s: float | None = None
     ) -> ShardList:
-        """Begin to split a shard into two; `shards` says when that is done."""
+        """Begin to split a shard into two; `shards` shows when the split is done."""
         return await self._place("POST", name, f"shards/{shard}/split", {}, timeout_s)
 
     async def move_shard(
@@ -184,7 +185,7 @@ class CollectionsResource:
     ) -> ShardList:
         """Begin to move a replica of a shard from process `source` to `target`.
 
-        Without `source` a replica is added, without `target` a process is chosen.
+        Without `source` a replica is added; without `target` the server chooses a process.
         """
         body = {"from": source, "to": target}
         return await self._place("POST", name, f"shards/{shard}/move", body, timeout_s)
@@ -192,20 +193,20 @@ class CollectionsResource:
     async def drop_replica(
         self, name: str, shard: int, replica: str, *, timeout_s: float | None = None
     ) -> ShardList:
-        """Do without one replica of a shard; ConflictError (`shard_busy`) if no other one serves it."""
+        """Remove one replica of a shard; ConflictError (`shard_busy`) if no other replica serves the shard."""
         body = {"replica": replica}
         return await self._place("POST", name, f"shards/{shard}/drop", body, timeout_s)
 
     async def reset_shard(
         self, name: str, shard: int, *, timeout_s: float | None = None
     ) -> ShardList:
-        """Begin a lost shard anew, empty; ConflictError (`shard_busy`) while a living process serves it."""
+        """Replace a lost shard by an empty one; ConflictError (`shard_busy`) while a living process serves it."""
         return await self._place("POST", name, f"shards/{shard}/reset", {}, timeout_s)
 
     async def set_replicas(
         self, name: str, replicas: int, *, timeout_s: float | None = None
     ) -> ShardList:
-        """Set how many replicas each shard has; missing ones are filled from others."""
+        """Set the number of replicas of each shard; missing replicas are filled from others."""
         return await self._place("POST", name, "replicas", {"replicas": replicas}, timeout_s)
 
     async def _place(
@@ -227,7 +228,7 @@ class CollectionsResource:
     async def map(
         self, name: str, *, sample: int | None = None, timeout_s: float | None = None
     ) -> CollectionMap:
-        """Return the map of up to `sample` chunks; while it is `pending`, ask again a second later."""
+        """Return the map of up to `sample` chunks; while the map is `pending`, call again after a second."""
         path = f"/v1/collections/{segment(name)}/map"
         answer = await self._transport.call(
             "GET", path, query={"sample": sample}, timeout_s=timeout_s
@@ -245,7 +246,7 @@ class CollectionsResource:
         basis: str | None = None,
         timeout_s: float | None = None,
     ) -> MapPositions:
-        """Return where documents (`ids`), hits, or a vector lie on the map of `basis`, else on the present one."""
+        """Return the places of documents (`ids`), hits, or a vector on the map of `basis`, else on the present map."""
         body = _given(
             ids=None if ids is None else list(ids),
             hits=None if hits is None else [{"id": hit.id, "chunk": hit.chunk} for hit in hits],
@@ -294,7 +295,7 @@ class DocumentsResource:
         include: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> DocumentPage:
-        """Return one page; `include` may name text, metadata and vectors."""
+        """Return one page of documents; `include` may name text, metadata and vectors."""
         query = {
             "limit": limit,
             "after": after,
@@ -326,12 +327,12 @@ class DocumentsResource:
             after = found.next
 
     async def get(self, id: str, *, timeout_s: float | None = None) -> Document:
-        """Return one document; NotFoundError if there is none."""
+        """Return one document; NotFoundError if there is no document with this id."""
         path = f"{self._path}/{segment(id)}"
         return _document((await self._transport.call("GET", path, timeout_s=timeout_s)).payload)
 
     async def delete(self, ids: str | Iterable[str], *, timeout_s: float | None = None) -> Deleted:
-        """Delete documents by id; ids that do not exist are not errors and not counted."""
+        """Delete documents by id; unknown ids are no errors, and are not counted."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if not wanted:
             return Deleted(0)

@@ -1,4 +1,4 @@
-"""The small parts of an HTTP call: addresses, bodies, and what an answer says."""
+"""The small parts of an HTTP call: addresses, bodies, answers and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What stays the same over all tries of one call; `path` is encoded and has its query."""
+    """The parts that all tries of a call share; `path` is encoded and has its query."""
 
     method: str
     path: str
@@ -36,12 +36,12 @@ class Call:
     deadline: float
 
     def remaining_s(self) -> float:
-        """Seconds until the call gives up."""
+        """The seconds left until the call's deadline."""
         return self.deadline - time.monotonic()
 
 
 class RetryableError(Exception):
-    """An answer that is worth another try."""
+    """An error answer after which the call is tried again."""
 
     def __init__(self, error: errors.APIStatusError) -> None:
         super().__init__(str(error))
@@ -49,7 +49,7 @@ class RetryableError(Exception):
 
 
 class Servers:
-    """The addresses of one or several routers of the same instance, and which one is asked now."""
+    """The addresses of one or several routers of one instance; `now` is the one to call."""
 
     def __init__(self, base_urls: str | Sequence[str]) -> None:
         given = base_urls.split(",") if isinstance(base_urls, str) else list(base_urls)
@@ -59,13 +59,13 @@ class Servers:
         self.now = self.all[0]
 
     def leave(self, base: str) -> None:
-        """Ask the next one from now on, unless another call has moved on from `base` already."""
+        """Make the next address current, unless another call has left `base` already."""
         if self.now == base:
             self.now = self.all[(self.all.index(base) + 1) % len(self.all)]
 
 
 def encode(body: Any) -> bytes:
-    """Return JSON bytes; InvalidInputError for NaN, infinities and objects JSON has no form for."""
+    """Return JSON bytes; InvalidInputError for NaN, infinities and objects without a JSON form."""
     try:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ def encode(body: Any) -> bytes:
 
 
 def checked_url(base_url: str) -> str:
-    """Return a server's address without a trailing slash or /v1; InvalidInputError if it is none."""
+    """Return a server's address without a trailing slash or /v1; InvalidInputError for other text."""
     try:
         url = URL(base_url.strip())
     except ValueError as error:
@@ -86,14 +86,14 @@ def checked_url(base_url: str) -> str:
 
 
 def checked_timeout(timeout_s: float) -> float:
-    """Return a timeout in seconds; InvalidInputError if it is none."""
+    """Return a timeout in seconds; InvalidInputError for an invalid one."""
     if not 0 < timeout_s < float("inf"):
         raise errors.InvalidInputError(f"timeout_s is {timeout_s}; expected seconds above 0")
     return timeout_s
 
 
 def sentence(error: BaseException, base: str) -> str:
-    """Say what broke, and where."""
+    """Return a sentence about a broken connection, with the server's address."""
     return f"{base}: {str(error) or type(error).__name__}"
 
 

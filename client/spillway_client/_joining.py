@@ -1,4 +1,4 @@
-"""The chunks of a stream, joined into the answer they make up."""
+"""The joining of a stream's chunks into a whole answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .generation import (
 
 
 def joined_logprobs(parts: list[Any]) -> Any:
-    """Join the logprobs of chunks (lists under the same names) into those of the whole; None if there are none."""
+    """Join the logprobs of chunks (lists under the same names) into one object; None if no chunk has any."""
     whole: dict[str, list[Any]] = {}
     for part in parts:
         for name, values in part.items() if isinstance(part, dict) else ():
@@ -31,7 +31,7 @@ def joined_logprobs(parts: list[Any]) -> Any:
 def whole_chat(
     chunks: list[ChatChunk], last: ChatChunk | None, request_id: str | None
 ) -> ChatCompletion:
-    """Join all chunks of a stream into the answer they make up."""
+    """Join all chunks of a stream into the whole answer."""
     texts: dict[int, list[str]] = {}
     cited: dict[int, list[Citation]] = {}
     calls: dict[int, list[ToolCall]] = {}
@@ -78,7 +78,7 @@ def whole_chat(
 def whole_completion(
     chunks: list[Completion], last: Completion | None, request_id: str | None
 ) -> Completion:
-    """Join all chunks of a stream into the completion they make up."""
+    """Join all chunks of a stream into the whole completion."""
     texts: dict[int, list[str]] = {}
     finish: dict[int, str | None] = {}
     logs: dict[int, list[Any]] = {}

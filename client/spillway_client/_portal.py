@@ -1,4 +1,4 @@
-"""A loop in a thread of its own, into which blocking code hands coroutines."""
+"""An event loop in a thread of its own, which runs coroutines for blocking code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _LoopThread:
         try:
             asyncio.run_coroutine_threadsafe(_ended(last), loop).result(STOP_S)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
-            pass  # a server that does not answer must not keep the program
+            pass  # a server that does not answer must not delay the program's end
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(STOP_S)
@@ -68,9 +68,8 @@ class _LoopThread:
 class Portal:
     """Runs coroutines in its own thread; callers of any thread wait for them, an event loop's thread included.
 
-    The client and everything made from it hold the portal. It closes, and runs `last`, when the last of them is
-    gone, or when `close` is called. The thread is a daemon and starts at the first use, so a program that forgets
-    to close can end.
+    The client and all objects made from it hold the portal. It closes, and runs `last`, when the last of these is gone,
+    or at `close`. The thread is a daemon and starts at the first use, so a program without a `close` can end.
     """
 
     def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -108,7 +107,7 @@ class Portal:
             raise
         except (
             BaseException
-        ):  # KeyboardInterrupt: it came here, not there, maybe before this thread had the future
+        ):  # KeyboardInterrupt reaches only this thread, maybe before it has the future
             asyncio.run_coroutine_threadsafe(cancel(), loop)
             raise
 
@@ -118,7 +117,7 @@ class Portal:
 
 
 async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Cancel what other threads still wait for, tell the server, and close."""
+    """Cancel the coroutines for which other threads wait, then run `last`."""
     own = asyncio.current_task()
     left = [task for task in asyncio.all_tasks() if task is not own]
     waiting = [task for task in left if task.get_name() != CANCEL_TASK]
@@ -152,7 +151,7 @@ def call(
 def each(
     method: Callable[Concatenate[A, P], AsyncIterator[R]],
 ) -> Callable[Concatenate[Bound[A], P], Iterator[R]]:
-    """Return the blocking form of a method that yields."""
+    """Return the blocking form of a method that is an async generator."""
 
     @functools.wraps(method)
     def run(bound: Bound[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
@@ -162,7 +161,7 @@ def each(
 
 
 def iterated(portal: Portal, source: AsyncIterator[R]) -> Iterator[R]:
-    """Yield what an async iterator yields; an async generator left early is closed."""
+    """Yield the items of an async iterator; an async generator left early is closed."""
     nothing = object()
     step: asyncio.Task[Any] | None = None
 
@@ -173,7 +172,7 @@ def iterated(portal: Portal, source: AsyncIterator[R]) -> Iterator[R]:
 
     async def closed() -> None:
         if step is not None:
-            await asyncio.wait({step})  # one that was interrupted is still on its way out
+            await asyncio.wait({step})  # an interrupted step is still ending
         close = getattr(source, "aclose", None)
         if close is not None:
             await close()

@@ -51,7 +51,7 @@ def floats(data: bytes) -> list[float]:
 
 
 def packed(values: Iterable[float]) -> str:
-    """Encode numbers as base64 of little-endian float32: a tenth of the work of writing and reading them as JSON."""
+    """Encode numbers as base64 of little-endian float32, which takes a tenth of the time of JSON numbers."""
     encoded = array.array("f", values)
     if not all(map(math.isfinite, encoded)):
         raise errors.InvalidInputError("a vector holds a number that is no finite float32")
@@ -105,9 +105,9 @@ class EmbeddingsResource:
     ) -> Embeddings[list[float]] | Embeddings[bytes]:
         """Embed a text, texts, or token lists, in the order given.
 
-        The model's prompt of the name `prompt_name` stands before each text; without a name its default, mostly none.
-        Vectors travel as base64 whatever `as_` is: "list" decodes them to floats, "bytes" leaves little-endian
-        float32 (`numpy.frombuffer(v, "<f4")`).
+        The model's prompt with the name `prompt_name` is put before each text; without a name the model's default
+        prompt, which most models do not have. `as_` "list" returns lists of floats, "bytes" little-endian float32
+        (`numpy.frombuffer(v, "<f4")`); vectors travel as base64 in both cases.
         """
         if as_ not in {"list", "bytes"}:
             raise errors.InvalidInputError(f'as_ is {as_!r}; expected "list" or "bytes"')
@@ -146,7 +146,7 @@ class EmbeddingsResource:
 
 def _vector(row: Any) -> bytes:
     value = row.get("embedding") if isinstance(row, dict) else None
-    if isinstance(value, list):  # a server in between that knows no base64
+    if isinstance(value, list):  # a proxy that knows no base64
         values = array.array("f", value)
         if sys.byteorder == "big":
             values.byteswap()
@@ -163,7 +163,7 @@ def _vector(row: Any) -> bytes:
 
 
 class ModelsResource:
-    """What the server offers."""
+    """The models that the server offers."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -174,14 +174,14 @@ class ModelsResource:
         return [build(Model, item, details=item) for item in items(answer.payload)]
 
     async def get(self, model: str, *, timeout_s: float | None = None) -> Model:
-        """Return one model; NotFoundError if there is none of this name."""
+        """Return one model; NotFoundError if there is no model of this name."""
         path = f"/v1/models/{segment(model)}"
         answer = await self._transport.call("GET", path, timeout_s=timeout_s)
         return build(Model, answer.payload, details=answer.payload)
 
 
 class RequestsResource:
-    """State, events and cancellation of requests by the id every answer carries."""
+    """State, events and cancellation of requests, by the request id that every answer has."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -193,13 +193,13 @@ class RequestsResource:
         return build(Request, answer.payload)
 
     async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> Request:
-        """Cancel a request; one that has ended already stays as it ended."""
+        """Cancel a request; a request that has ended already keeps its state."""
         path = f"/v1/requests/{segment(request_id)}/cancel"
         answer = await self._transport.call("POST", path, timeout_s=timeout_s)
         return build(Request, {"id": request_id, "state": "cancelled", **(answer.payload or {})})
 
     async def timeline(self, request_id: str, *, timeout_s: float | None = None) -> RequestTimeline:
-        """Return when the jobs of a request were admitted, leased and ended, and the stages of a grounded answer."""
+        """Return the times of a request's jobs (admitted, leased, ended), and the stages of a grounded answer."""
         path = f"/v1/requests/{segment(request_id)}/timeline"
         answer = await self._transport.call("GET", path, timeout_s=timeout_s)
         told = answer.payload.get("stages") if isinstance(answer.payload, dict) else None
@@ -211,7 +211,7 @@ class RequestsResource:
     ) -> AsyncIterator[RequestEvent]:
         """Yield the events after index `after` until the last one; a broken connection is resumed in place.
 
-        `timeout_s` bounds each connection.
+        `timeout_s` bounds each connection in seconds.
         """
         last, breaks = after, 0
         while True:

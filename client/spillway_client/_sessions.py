@@ -1,4 +1,4 @@
-"""Sessions: conversations the server remembers, so that a turn carries only what is new."""
+"""Sessions: conversations that the server remembers, so that a turn sends only the new messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SessionsResource:
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> SessionInfo:
-        """Create a session; it ends `ttl_s` seconds after its last use."""
+        """Create a session, which expires `ttl_s` seconds after its last use."""
         given = {"model": model, "ttl_s": ttl_s, "metadata": metadata}
         body = {name: value for name, value in given.items() if value is not None}
         answer = await self._transport.call(
@@ -49,7 +49,7 @@ class SessionsResource:
     async def list(
         self, *, limit: int | None = None, after: str | None = None, timeout_s: float | None = None
     ) -> SessionPage:
-        """Return one page; its `next` is the `after` of the following one."""
+        """Return one page of sessions; its `next` is the `after` of the following page."""
         query = {"limit": limit, "after": after}
         answer = await self._transport.call("GET", "/v1/sessions", query=query, timeout_s=timeout_s)
         return build(
@@ -72,7 +72,7 @@ class SessionsResource:
     async def get(
         self, session: str, *, include_messages: bool = False, timeout_s: float | None = None
     ) -> SessionInfo:
-        """Return a session, with what was said in it if asked for; NotFoundError if there is none any more."""
+        """Return a session, with its messages if requested; NotFoundError if it is gone."""
         path = f"/v1/sessions/{segment(session)}"
         query = {"include": "messages" if include_messages else None}
         return _info(
@@ -88,9 +88,9 @@ class SessionsResource:
         pin: bool | None = None,
         timeout_s: float | None = None,
     ) -> SessionInfo:
-        """Set how long it is kept, its metadata, or whether what was computed for it stays; what is not given stays.
+        """Set a session's `ttl_s` (seconds), metadata, or `pin`, which keeps its pages from eviction; None: no change.
 
-        ConflictError (`pin_over_budget`) where more cannot be pinned.
+        ConflictError (`pin_over_budget`) if no more sessions can be pinned.
         """
         given = {"ttl_s": ttl_s, "metadata": metadata, "pin": pin}
         body = {name: value for name, value in given.items() if value is not None}
@@ -99,13 +99,13 @@ class SessionsResource:
         return _info(answer.payload)
 
     async def delete(self, session: str, *, timeout_s: float | None = None) -> DeletedSession:
-        """Delete a session and everything kept of it; the proof lists what was looked through and removed."""
+        """Delete a session and all its data; the result lists, as a proof, the searched stores and the removed data."""
         path = f"/v1/sessions/{segment(session)}"
         answer = await self._transport.call("DELETE", path, timeout_s=timeout_s)
         return build(DeletedSession, {"id": session, **answer.payload}, details=answer.payload)
 
     async def export(self, session: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the whole session as a JSON document that `load` takes, here or on another instance."""
+        """Return the whole session as a JSON document for `load`, on this or another instance."""
         path = f"/v1/sessions/{segment(session)}/export"
         answer = await self._transport.call("GET", path, timeout_s=timeout_s)
         document: dict[str, Any] = answer.payload
@@ -119,7 +119,7 @@ class SessionsResource:
         timeout_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> SessionInfo:
-        """Make a session of an exported document, for its model or another one; it gets an id of its own."""
+        """Make a session of an exported document, for its model or another one; the session gets a new id."""
         answer = await self._transport.call(
             "POST",
             "/v1/sessions/import",
@@ -133,7 +133,7 @@ class SessionsResource:
     async def export_pages(
         self, session: str, *, timeout_s: float | None = GENERATION_TIMEOUT_S
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes of what was computed for a session and is kept below the workers, for `load_pages`."""
+        """Yield the bytes of a session's computed pages that are stored outside the workers, for `load_pages`."""
         path = f"/v1/sessions/{segment(session)}/export/pages"
         headers = {"Accept": PAGES_TYPE}
         async for data in self._transport.stream(path, headers=headers, timeout_s=timeout_s):
@@ -146,9 +146,9 @@ class SessionsResource:
         *,
         timeout_s: float | None = None,
     ) -> LoadedPages:
-        """Have a loaded session find what was computed for it elsewhere, by the same model; may be repeated.
+        """Store the exported pages of a loaded session, from the same model; the call may be repeated.
 
-        ConflictError (`fingerprint_mismatch`) where it was another model.
+        ConflictError (`fingerprint_mismatch`) if another model computed them.
         """
         answer = await self._transport.send(
             f"/v1/sessions/{segment(session)}/import/pages",
@@ -169,7 +169,7 @@ async def _parts(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncI
 
 
 class Session:
-    """One conversation: `chat` and `stream` send only what is new."""
+    """One conversation: `chat` and `stream` send only the new messages."""
 
     def __init__(self, transport: Transport, id: str) -> None:
         self._chat = ChatCompletionsResource(transport)
@@ -177,14 +177,14 @@ class Session:
         self.id = id
 
     async def chat(self, message: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
-        """Say something (a text, or messages), and return the answer; both are remembered.
+        """Send a text or messages, and return the answer; the server remembers both.
 
         ConflictError (`session_busy`) while another turn is being answered.
         """
         return await self._chat.create(message, **self._turn(options))
 
     async def stream(self, message: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
-        """Say something, and return the answer as it is made."""
+        """Send a text or messages, and return the answer as a stream."""
         return await self._chat.stream(message, **self._turn(options))
 
     def _turn(self, options: ChatOptions) -> ChatOptions:
@@ -195,15 +195,15 @@ class Session:
     async def get(
         self, *, include_messages: bool = False, timeout_s: float | None = None
     ) -> SessionInfo:
-        """Return what the server knows of it, with what was said in it if asked for."""
+        """Return the session's state, with its messages if requested."""
         return await self._sessions.get(
             self.id, include_messages=include_messages, timeout_s=timeout_s
         )
 
     async def delete(self, *, timeout_s: float | None = None) -> DeletedSession:
-        """Delete it."""
+        """Delete the session."""
         return await self._sessions.delete(self.id, timeout_s=timeout_s)
 
     async def export(self, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return all of it as a JSON document."""
+        """Return the whole session as a JSON document."""
         return await self._sessions.export(self.id, timeout_s=timeout_s)

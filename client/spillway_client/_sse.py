@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """One event: its data (lines joined), its name, and the id it carried itself, if it carried one."""
+    """One event: its data (lines joined), its name, and its own id, None without one."""
 
     data: str
     event: str
@@ -14,9 +14,9 @@ class Frame(NamedTuple):
 
 
 class Parser:
-    """Cuts a byte stream into frames; what a broken connection left unfinished is never a frame.
+    """Cuts a byte stream into frames; an event that a broken connection left unfinished is never a frame.
 
-    Lines end with LF or CRLF, as every server known sends them.
+    Lines end with LF or CRLF.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Parser:
         self._id: str | None = None
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take the next bytes and return the frames they complete."""
+        """Take the next bytes and return the frames that they complete."""
         *ended, rest = data.split(b"\n")
         frames = []
         for part in ended:
@@ -49,7 +49,7 @@ class Parser:
             self._event = value
         elif name == "id" and "\0" not in value:
             self._id = value
-        return None  # a comment, or a field of no use here
+        return None  # a comment, or a field that is not used here
 
     def _end(self) -> Frame | None:
         data, event, own = self._data, self._event, self._id

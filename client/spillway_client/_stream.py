@@ -1,4 +1,4 @@
-"""A generation's stream over as many connections as it takes: no event lost, none given twice."""
+"""A generation's stream, over as many connections as needed, without an event lost or yielded twice."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ._sse import Frame, Parser
 from ._transport import Transport, log
 from .types import UnexpectedResponseError
 
-# The server sends a comment at least every 10 s; a connection silent for longer than this leads nowhere any more.
+# The server sends a comment at least every 10 s; a connection that is silent for these seconds is broken.
 SILENT_S = 35.0
 FIRST_DELAY_S, MAX_DELAY_S, SPREAD_S = 0.2, 2.0, 0.1
-# What a router says that must leave a stream whose request goes on: another connection has the rest.
+# Codes of errors after which the request goes on: another connection has the rest of its stream.
 _GOES_ON = frozenset({"bus_down", "draining"})
 
 
 def reconnect_delay_s(attempt: int, jitter: float) -> float:
     """Return the seconds before reconnecting for the `attempt`-th time (from 0); `jitter` is in [0, 1).
 
-    The first time at once, but for a spread so that a router's streams do not all come back in one instant; then
-    0.2 s doubling to 2 s, shortened by at most a quarter.
+    The first delay is up to SPREAD_S, so that a router's streams do not all reconnect at once; later ones begin at
+    FIRST_DELAY_S, double up to MAX_DELAY_S, and are shortened by at most a quarter.
     """
     if attempt == 0:
         return SPREAD_S * jitter
@@ -37,7 +37,7 @@ def reconnect_delay_s(attempt: int, jitter: float) -> float:
 
 
 def place(event_id: str | None) -> tuple[int, int] | None:
-    """Return (event, choice) of a chunk's id `event.choice`; None for what is no such id."""
+    """Return (event, choice) of a chunk's id `event.choice`; None for other ids."""
     event, _, choice = (event_id or "").partition(".")
     if event.isdigit() and choice.isdigit():
         return int(event), int(choice)
@@ -45,18 +45,18 @@ def place(event_id: str | None) -> tuple[int, int] | None:
 
 
 class Chunk(NamedTuple):
-    """One chunk as it came: its JSON, and its id where it has one."""
+    """One chunk as it came: its JSON, and its id, None without one."""
 
     payload: dict[str, Any]
     id: str | None
 
 
 class Chunks:
-    """The chunks of one request, from its POST (or, given `request_id`, from where it is) to its end.
+    """The chunks of one request, from its POST, or, given `request_id`, after `last_id`, to its end.
 
-    A connection that breaks, ends early or falls silent is replaced by one that goes on after the last id seen, at
-    any of the servers, for as long as the server keeps the request (`resume_s`). `finished` is True after the last
-    chunk, or an error the server sent.
+    A connection that breaks, ends early or falls silent is replaced by one that goes on after the last id seen, at any
+    of the servers, for as long as the server keeps the request (`resume_s` seconds). `finished` is True after the last
+    chunk or an error from the server.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Chunks:
         self.request_id = self.request_id or self._response.headers.get("x-request-id")
 
     def close(self) -> None:
-        """Close the connection, or hand it back where the answer is at its end."""
+        """Close the connection, or return it to the pool if the answer is at its end."""
         self._closed = True
         self._drop()
 
@@ -101,7 +101,7 @@ class Chunks:
                 self._response.close()
 
     async def next(self) -> Chunk | None:
-        """Return the next chunk, None at the end; raises what the server says in mid-stream."""
+        """Return the next chunk, None at the end; raises the server's errors in mid-stream."""
         while not self.finished:
             try:
                 chunk = self._taken(await self._frame())
@@ -118,7 +118,7 @@ class Chunks:
         return None
 
     def _taken(self, frame: Frame) -> Chunk | None:
-        """Return what a frame holds; None if it is the end, or a chunk that was here before."""
+        """Return a frame's chunk; None at the end, and for a chunk that came before."""
         if frame.data == "[DONE]":
             self.finished = True
             return None
@@ -131,7 +131,7 @@ class Chunks:
             raise error
         at, last = place(frame.id), place(self.last_id)
         if at is not None and last is not None and at < last:
-            return None  # a server that began too early
+            return None  # the server repeats chunks
         self.last_id = frame.id or self.last_id
         return Chunk(payload, frame.id)
 
@@ -147,7 +147,7 @@ class Chunks:
         return self._pending.popleft()
 
     async def _bytes(self) -> bytes:
-        """Return what the connection brings next, b"" at its end."""
+        """Return the connection's next bytes, b"" at its end."""
         assert self._response is not None
         try:
             async with asyncio.timeout(max(0.0, min(SILENT_S, self._call.remaining_s()))):
@@ -172,7 +172,7 @@ class Chunks:
         return Call("GET", path, None, headers, self._call.deadline)
 
     async def _reconnect(self, lost: errors.APIConnectionError) -> None:
-        """Open the next connection; raises `lost` when the server no longer waits for one."""
+        """Open the next connection; raises `lost` once the server no longer keeps the request."""
         if self.request_id is None or self._transport.resume_s == 0:
             raise lost
         self._lost_at = self._lost_at or time.monotonic()
@@ -204,7 +204,7 @@ class Chunks:
 
 
 async def _stream_itself(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
-    """Take a response that is a stream, open as it is."""
+    """Return a response that is a stream, without reading it; UnexpectedResponseError for another response."""
     kind = response.headers.get("Content-Type", "")
     if "text/event-stream" not in kind:
         raise UnexpectedResponseError(

@@ -86,7 +86,7 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
-        """Close all connections, after telling the server what was cancelled or left unread; idempotent."""
+        """Close all connections, after the server was told of cancelled calls and unread streams; idempotent."""
         for stream in list(self._leaving):
             stream.leave()
         if self._cancels:
@@ -109,9 +109,9 @@ class Transport:
     ) -> Answer:
         """Make one call; `timeout_s` covers all its tries and is the request's deadline at the server.
 
-        A POST carries one idempotency key over all its tries, so a retry attaches to the work of an earlier try and
-        never does it twice. One that only `reads` carries none and is not kept: the server answers it sooner, and a
-        retry asks again. Raises the classes of `spillway_client.errors`.
+        A POST has one idempotency key for all its tries, so a retry attaches to the work of an earlier try and never
+        repeats it. A POST that only `reads` has no key, and the server does not keep it: it answers sooner, and a retry
+        computes again. Raises the classes of `spillway_client.errors`.
         """
         key = (idempotency_key or uuid.uuid4().hex) if method == "POST" and not reads else None
         call = self.prepared(
@@ -142,7 +142,7 @@ class Transport:
         default_s: float = TIMEOUT_S,
         idempotency_key: str | None = None,
     ) -> Call:
-        """Return a call, checked and encoded, its deadline running."""
+        """Return a checked and encoded call, whose deadline begins now."""
         if timeout_s is None:
             limit_s = default_s if self._timeout_s is None else self._timeout_s
         else:
@@ -158,7 +158,7 @@ class Transport:
         return Call(method, target, data, merged, time.monotonic() + limit_s)
 
     async def tries(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
-        """Send a call until an answer succeeds; return what `take` makes of it."""
+        """Send a call until an answer succeeds; return the result of `take` for it."""
         unclear, attempt, others = False, 0, len(self.servers.all) - 1
         while True:
             base, last = self.servers.now, attempt >= self._max_retries
@@ -175,11 +175,11 @@ class Transport:
                 elsewhere = isinstance(error, errors.UnavailableError)
             except errors.NotFoundError:
                 if call.method == "DELETE" and unclear:
-                    raise _DoneBefore from None  # an earlier try did it, its answer was lost
+                    raise _DoneBefore from None  # an earlier try succeeded, and its answer was lost
                 raise
             if elsewhere:
                 self.servers.leave(base)
-                if others > 0:  # another router may be able right now
+                if others > 0:  # another router may be ready now
                     others -= 1
                     continue
             if last:
@@ -194,7 +194,7 @@ class Transport:
         remaining = call.remaining_s()
         if remaining <= 0:
             raise errors.APITimeoutError("the call's deadline passed before it could be sent again")
-        # The server's deadline is a little before ours, so that its own 504 has time to arrive.
+        # The server's deadline is a little before the client's, so that the server's 504 has time to arrive.
         header = {"Spillway-Timeout": f"{remaining - min(0.25, remaining * 0.05):.3f}"}
         try:
             async with asyncio.timeout(remaining) as limit:
@@ -232,7 +232,7 @@ class Transport:
     # -- the end of work -----------------------------------------------------------------------------
 
     async def cancel(self, name: str) -> None:
-        """End the work of a request (by id, or by the key it was made with), as far as the server can be told."""
+        """End the work of a request, given by its id or its idempotency key, if the server can be reached."""
         with contextlib.suppress(errors.SpillwayError):
             await self.call(
                 "POST", f"/v1/requests/{quote(name, safe='')}/cancel", timeout_s=CANCEL_S
@@ -240,7 +240,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def cancelling(self, key: str | None) -> AsyncIterator[None]:
-        """End the work begun under a key if the task in here is cancelled."""
+        """End the work begun under a key if the task is cancelled within the block."""
         try:
             yield
         except asyncio.CancelledError:
@@ -249,16 +249,16 @@ class Transport:
             raise
 
     def cancel_later(self, name: str) -> None:
-        """End the work of a request while the caller goes on; `close` waits for it.
+        """End the work of a request in the background; `close` waits for that.
 
-        A broken connection alone would leave the work running, for a retry to find.
+        A broken connection alone would not end the work, since a retry may come.
         """
         task = asyncio.create_task(self.cancel(name), name=CANCEL_TASK)
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
 
     def leave_with(self, stream: Any) -> None:
-        """Call `stream.leave()` when the client is closed, if the stream still lives then."""
+        """Call `stream.leave()` when the client is closed, if the stream still exists then."""
         self._leaving.add(stream)
 
     # -- streams ---------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Transport:
     async def send(
         self, path: str, parts: AsyncIterable[bytes], *, content_type: str, timeout_s: float | None
     ) -> Answer:
-        """POST bytes as they come, and return the answer (one try)."""
+        """POST a stream of bytes, and return the answer; one try."""
         call = self.prepared(
             "POST",
             path,
@@ -282,7 +282,7 @@ class Transport:
     async def stream(
         self, path: str, *, headers: Mapping[str, str], timeout_s: float | None
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes of a stream, of server-sent events if `headers` do not say else (one try)."""
+        """Yield the bytes of a streamed answer, by default of server-sent events; one try."""
         limit_s = self._timeout_s or TIMEOUT_S if timeout_s is None else checked_timeout(timeout_s)
         merged = {**self._headers, "Accept": "text/event-stream", **headers}
         base = self.servers.now
@@ -303,21 +303,21 @@ class Transport:
             raise errors.APIConnectionError(sentence(error, base)) from error
 
     async def pause(self, attempt: int) -> None:
-        """Wait as between two tries of a call."""
+        """Wait as long as between two tries of a call."""
         await asyncio.sleep(retry.delay_s(attempt, None, random.random()))
 
 
 async def _once(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Send a request once: tries are ours to count.
+    """Send a request once, since this module counts the tries.
 
-    aiohttp sends GET, PUT or DELETE a second time, unseen, when a kept connection breaks; only for these two errors.
+    After these two errors aiohttp itself would send a GET, PUT or DELETE a second time on a new connection.
     """
     try:
         return await send(request)
     except aiohttp.ClientConnectorError:
-        raise  # aiohttp does not send again after this one, and its words name the address
+        raise  # aiohttp does not send again after this error, whose text names the address
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise aiohttp.ClientConnectionError(str(error)) from error
 

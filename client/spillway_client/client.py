@@ -22,14 +22,13 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 class AsyncSpillway:
     """A Spillway server as one object; use it as an async context manager, or `close()` it.
 
-    `base_url` and `api_key` default to SPILLWAY_URL (else http://127.0.0.1:8080) and SPILLWAY_API_KEY. Several
-    routers of one instance may be given, in a list or separated by commas: another is asked when one is away.
-    `timeout_s` is each call's deadline (60 s, and 600 s for generations, where it is not given): it covers all
-    tries and is sent to the server, which drops work that cannot be done by then. `max_retries` further tries are
-    made after 408, 429, 5xx and broken connections; they attach to the work of the first by its idempotency key.
-    `resume_s` is how long the server keeps a request going when the connection breaks, for such a retry, or a
-    stream that goes on, to find it; cancelling the awaiting task ends it at once.
-    A client is for one event loop.
+    `base_url` and `api_key` default to SPILLWAY_URL (else http://127.0.0.1:8080) and SPILLWAY_API_KEY. `base_url` may
+    name several routers of one instance, in a list or separated by commas: if one is away, the next is asked.
+    `timeout_s` is the deadline of each call in seconds (by default 60, and 600 for generations): it covers all tries,
+    and the server drops work that cannot be done by then. After 408, 429, 5xx and broken connections up to
+    `max_retries` further tries follow; the idempotency key attaches them to the work of the first try. `resume_s` is
+    the number of seconds for which the server goes on with a request after the connection broke, so that a retry or a
+    resumed stream finds it; cancelling the awaiting task ends the request at once. A client is for one event loop.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class AsyncSpillway:
 
     @property
     def base_url(self) -> str:
-        """The address of the server that is asked now."""
+        """The address of the server that gets the next call."""
         return self._transport.servers.now
 
     async def __aenter__(self) -> Self:
@@ -82,11 +81,11 @@ class AsyncSpillway:
         await self._transport.close()
 
     def session(self, id: str) -> Session:
-        """Return a session to talk in (no call is made)."""
+        """Return the session with an id, for its calls; nothing is sent yet."""
         return Session(self._transport, id)
 
     def documents(self, collection: str) -> DocumentsResource:
-        """Return the documents of a collection (no call is made)."""
+        """Return the documents of a collection, for their calls; nothing is sent yet."""
         return DocumentsResource(self._transport, collection)
 
     async def rerank(
@@ -133,13 +132,14 @@ class AsyncSpillway:
     ) -> SearchResult:
         """Return the `k` nearest chunks to a text or a vector.
 
-        `filter` restricts by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that must
-        be seen. `effort` is how much of the index to look at, "exact" compares with every vector; with `time_budget_ms`
-        the largest effort is used that is predicted to end in time. `ef` and `exact` are older spellings of an effort.
-        `mode` says what is compared: vectors, the words of texts, or both ("hybrid", which takes a text, and a vector
-        beside it where you embed yourself). `mmr` ({"lambda": 0.5, "candidates": 50}) makes the hits differ from each
-        other; `include_scores` asks for what each search gave a hit, `include_lists` for the inverted lists it read.
-        A `partial` search is answered without the shards that cannot be reached, which the result names.
+        `filter` selects documents by metadata ({"year": {"$gte": 2020}}); `after` is the `applied` of a write that the
+        search must see. `effort` is the part of the index to search: a number (of candidates or lists), or "exact" to
+        compare with every vector; with `time_budget_ms` (milliseconds) the server uses the largest effort that is
+        predicted to end in time. `ef` and `exact` are older spellings of an effort. `mode` "vector" compares vectors,
+        "text" the words of texts, and "hybrid" both: it takes a text, and a vector beside it if you embed yourself.
+        `mmr` ({"lambda": 0.5, "candidates": 50}) makes the hits differ from each other; `include_scores` adds the
+        scores of each search to the hits, `include_lists` the inverted lists that were read to the report. A `partial`
+        search is answered without the shards that cannot be reached, and the result names these.
         """
         query: dict[str, Any] = {"text": text, "vector": None if vector is None else packed(vector)}
         query = _query(query, mode)
@@ -216,7 +216,7 @@ class AsyncSpillway:
 
 
 def _query(fields: dict[str, Any], mode: SearchMode | None) -> dict[str, Any]:
-    """Return what is searched for: one of the fields, or in mode hybrid both."""
+    """Return the body's query fields: a text, a vector or several, or, in mode hybrid, a text and a vector."""
     given = {name: value for name, value in fields.items() if value is not None}
     if len(given) != 1 and not (mode == "hybrid" and len(given) == len(fields)):
         raise errors.InvalidInputError(f"expected exactly one of {' and '.join(fields)}")

@@ -1,4 +1,4 @@
-"""Every error a call can raise, in one tree.
+"""All errors that a call can raise, in one tree.
 
 SpillwayError
 ├── InvalidInputError (also ValueError)   refused here, nothing was sent
@@ -30,7 +30,7 @@ class SpillwayError(Exception):
 
 
 class InvalidInputError(SpillwayError, ValueError):
-    """An argument that no server could accept; nothing was sent."""
+    """An argument that no server accepts; nothing was sent."""
 
 
 class APIConnectionError(SpillwayError):
@@ -44,8 +44,8 @@ class APITimeoutError(APIConnectionError):
 class APIStatusError(SpillwayError):
     """The server answered with an error.
 
-    `code` is stable and meant for programs; `request_id` finds the request in the server's logs; `body` is the
-    decoded JSON, or the text; `retry_after_s` is the server's wish, if it named one.
+    `code` is stable and meant for programs; `request_id` finds the request in the server's logs; `body` is the decoded
+    JSON, or the text; `retry_after_s` is the wait in seconds that the server asks for, None without one.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PermissionDeniedError(APIStatusError):
 
 
 class NotFoundError(APIStatusError):
-    """404: no such thing, or another tenant's."""
+    """404: no such object, or another tenant's."""
 
 
 class RequestTimeoutError(APIStatusError):
@@ -94,7 +94,7 @@ class RequestTimeoutError(APIStatusError):
 
 
 class ConflictError(APIStatusError):
-    """409: what is stored disagrees with what is asked."""
+    """409: the stored state contradicts the request."""
 
 
 class TooLargeError(APIStatusError):
@@ -106,7 +106,7 @@ class UnprocessableEntityError(APIStatusError):
 
 
 class RateLimitError(APIStatusError):
-    """429: busy, or over the key's quota; `retry_after_s` says when to come back."""
+    """429: busy, or over the key's quota; try again after `retry_after_s` seconds."""
 
 
 class CancelledRequestError(APIStatusError):
@@ -169,7 +169,7 @@ def from_response(
 
 
 def from_frame(body: Any, *, request_id: str | None = None) -> APIStatusError:
-    """Build the error of an error frame in mid-stream, which carries the status it would have had."""
+    """Build the error of an error frame in mid-stream; the frame has the HTTP status for the error."""
     error = body.get("error") if isinstance(body, dict) else None
     status = error.get("status") if isinstance(error, dict) else None
     return from_response(status if isinstance(status, int) else 500, body, request_id=request_id)

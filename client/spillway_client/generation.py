@@ -11,7 +11,7 @@ from .types import StageRun, build, items
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of a generation; `cached_tokens` of the prompt were not computed again."""
+    """The tokens of a generation; `cached_tokens` counts prompt tokens that were not computed again."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -21,10 +21,10 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage the answer was given to read: `index` is what `[index]` in the answer refers to.
+    """A passage that the model was given for its answer; `[index]` in the answer cites it.
 
-    `start` and `end` are character offsets in the document; `text` only with `include_passages`. Of a document with
-    pages `page` is the one it begins on (0: none), and `page_starts` are the offsets at which further ones begin.
+    `start` and `end` are character offsets in the document; `text` only with `include_passages`. In a document with
+    pages the passage begins on `page` (0: no pages), and `page_starts` are the offsets at which further pages begin.
     """
 
     index: int
@@ -40,11 +40,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalRecord:
-    """One retrieval: from `at_token` tokens of the answer on the prompt held the passages of these numbers.
+    """One retrieval: after `at_token` tokens of the answer the prompt held the passages with the numbers `passages`.
 
-    Those in `replaced` were there before. Its query was of the last `query_tokens` tokens of question and answer as of
-    `query_at` tokens of the answer. `kept` says why the passages stayed; a `late` one was waited for, or came an
-    interval later. `budget_ms` is the time that its search had, `ms` what it took in all, `stages` when each began.
+    `replaced` are the passages that left the prompt. The query was the last `query_tokens` tokens of question and
+    answer, after `query_at` tokens of the answer. `kept` is the reason if the passages stayed. The answer waited for a
+    `late` retrieval, or got it an interval later. `budget_ms` is the time budget of its search and `ms` its whole
+    duration, in milliseconds; `stages` are its stages with their times.
     """
 
     at_token: int = 0
@@ -63,12 +64,12 @@ class RetrievalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What was found for a grounded answer; `found` 0 means the answer says so plainly.
+    """The passages found for a grounded answer; with `found` 0 the answer says that nothing was found.
 
-    With `extractive` the answer quotes the passages, since the model cannot read such texts. `retrievals` tell when
-    which passages were in the prompt, where they were found anew while the answer was written. `stages` are those that
-    came before the answer's first token. `rewrite` tells the query that a follow-up became, and `rerank` how many hits
-    were scored; both are empty where they were not asked for.
+    With `extractive` the answer quotes the passages, since the model cannot read such texts. `retrievals` list the
+    passages of the prompt over time, if the search was repeated while the answer was written. `stages` are the stages
+    before the answer's first token. `rewrite` has the query that a follow-up question became, and `rerank` the number
+    of scored hits; both are empty unless requested.
     """
 
     collection: str = ""
@@ -83,9 +84,9 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A marker `[index]` in the answer, at characters `at`, and the part of the document it stands for.
+    """A marker `[index]` in the answer, at the characters `at`, and the part of the document that it cites.
 
-    Of a document with pages it stands on the pages `page` to `last_page` (0: the document has none).
+    In a document with pages this part is on the pages `page` to `last_page` (0: no pages).
     """
 
     index: int
@@ -99,21 +100,21 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that an answer calls: `arguments` is a JSON object, written out."""
+    """A function that an answer calls; `arguments` is a JSON object as text."""
 
     id: str
     name: str
     arguments: str = "{}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the call as messages hold it."""
+        """Return the call in the form that messages have it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """The answer of one choice: its text, the tools that it calls, and its reasoning where the model marks it."""
+    """The answer of one choice: its text, the tools that it calls, and its reasoning if the model marks that."""
 
     role: str = "assistant"
     content: str = ""
@@ -122,7 +123,7 @@ class ChatMessage:
     reasoning: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the message as the next request sends it back."""
+        """Return the message in the form for the next request's `messages`."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
@@ -133,7 +134,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One of the `n` answers; `finish_reason` is "stop", "length" or "tool_calls"; `logprobs` as OpenAI has them."""
+    """One of the `n` answers; `finish_reason` is "stop", "length" or "tool_calls"; `logprobs` have OpenAI's form."""
 
     index: int
     message: ChatMessage
@@ -143,7 +144,7 @@ class ChatChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A whole answer; `session` has the id and the new version of its session; `details` holds all that was said."""
+    """A whole answer; `session` has the id and the new version of its session; `details` is the whole JSON object."""
 
     id: str
     model: str
@@ -167,13 +168,13 @@ class ChatCompletion:
 
     @property
     def passages(self) -> list[Passage]:
-        """The passages the answer was given, in the order of their numbers."""
+        """The passages that the model was given, in the order of their numbers."""
         return self.retrieval.passages if self.retrieval else []
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """What a choice gained; `role` on its first chunk, `citations` on its last one; calls come whole."""
+    """A choice's new output; `role` is in its first chunk, `citations` in its last one; tool calls come whole."""
 
     role: str | None = None
     content: str = ""
@@ -194,7 +195,7 @@ class ChatChunkChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChatChunk:
-    """One chunk of a streamed answer; `event_id` is its place in the stream, where it has one."""
+    """One chunk of a streamed answer; `event_id` is its place in the stream, None without one."""
 
     id: str
     model: str
@@ -207,7 +208,7 @@ class ChatChunk:
 
     @property
     def text(self) -> str:
-        """What the first choice gained, "" if it is not in this chunk."""
+        """The first choice's new text, "" if it is not in this chunk."""
         return next((c.delta.content for c in self.choices if c.index == 0), "")
 
 
@@ -250,13 +251,13 @@ def usage(payload: Any) -> TokenUsage | None:
 
 
 def citations(payload: Any) -> list[Citation]:
-    """Read a list of citations; none is none."""
+    """Read a list of citations; [] for null."""
     found = payload if isinstance(payload, list) else []
     return [build(Citation, one, at=tuple(one.get("at") or (0, 0))) for one in found]
 
 
 def tool_calls(payload: Any) -> list[ToolCall]:
-    """Read a list of calls; none is none."""
+    """Read a list of tool calls; [] for null."""
     found = payload if isinstance(payload, list) else []
     return [
         build(ToolCall, {**(one.get("function") or {}), "id": one.get("id", "")}) for one in found
@@ -264,7 +265,7 @@ def tool_calls(payload: Any) -> list[ToolCall]:
 
 
 def retrieval(payload: Any) -> Retrieval | None:
-    """Read what was retrieved; None where nothing was asked for."""
+    """Read a `retrieval` object; None for an answer that is not grounded."""
     if not isinstance(payload, dict):
         return None
     passages = [build(Passage, one) for one in payload.get("passages") or []]
@@ -274,7 +275,7 @@ def retrieval(payload: Any) -> Retrieval | None:
 
 
 def joined_retrieval(parts: Iterable[Retrieval | None]) -> Retrieval | None:
-    """Return what a stream told of its retrievals as one; a part that came twice counts once."""
+    """Join the `retrieval` objects of a stream into one; an object that came twice counts once."""
     found = [part for part in parts if part is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -298,7 +299,7 @@ def _common(payload: Any) -> dict[str, Any]:
 
 
 def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
-    """Read a whole chat answer; UnexpectedResponseError if it is none."""
+    """Read a whole chat answer; UnexpectedResponseError for other objects."""
     choices = []
     for one in items(payload, "choices"):
         said: Mapping[str, Any] = one.get("message") or {}
@@ -321,7 +322,7 @@ def chat_completion(payload: Any, request_id: str | None) -> ChatCompletion:
 
 
 def chat_chunk(payload: Any, event_id: str | None) -> ChatChunk:
-    """Read one chunk of a chat stream; UnexpectedResponseError if it is none."""
+    """Read one chunk of a chat stream; UnexpectedResponseError for other objects."""
     choices = []
     for one in items(payload, "choices"):
         said: Mapping[str, Any] = one.get("delta") or {}
@@ -343,7 +344,7 @@ def chat_chunk(payload: Any, event_id: str | None) -> ChatChunk:
 
 
 def completion(payload: Any, request_id: str | None, event_id: str | None = None) -> Completion:
-    """Read a completion or a chunk of one; UnexpectedResponseError if it is none."""
+    """Read a completion or a chunk of one; UnexpectedResponseError for other objects."""
     return Completion(
         **_common(payload),
         choices=[build(CompletionChoice, one) for one in items(payload, "choices")],

@@ -14,7 +14,7 @@ _RETRIED = frozenset({408, 429})
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> float | None:
-    """Return the seconds the server asks to wait (`retry-after-ms`, or `Retry-After` in seconds or as a date)."""
+    """Return the wait in seconds that the server asks for, by `retry-after-ms` or `Retry-After`; None without one."""
     millis = _number(headers.get("retry-after-ms"))
     if millis is not None:
         return millis / 1000
@@ -38,10 +38,11 @@ def _number(text: str | None) -> float | None:
 
 
 def should_retry(status: int, headers: Mapping[str, str]) -> bool:
-    """Return whether an answer is worth another try.
+    """Return whether to send a call again after this answer.
 
-    `x-should-retry` decides where present; otherwise 408, 429 and 5xx are, unless the server asks for more than
-    two minutes. A 409 of ours states a fact that time does not change, so it is retried only if told so.
+    `x-should-retry` decides if present; otherwise 408, 429 and 5xx are tried again. After a wish to wait for more than
+    two minutes there is no other try. Spillway's 409 states a fact that time does not change, so it is tried again only
+    if `x-should-retry` says so.
     """
     wait_s = retry_after_s(headers)
     if wait_s is not None and wait_s > MAX_RETRY_AFTER_S:
@@ -55,8 +56,9 @@ def should_retry(status: int, headers: Mapping[str, str]) -> bool:
 def delay_s(attempt: int, wait_s: float | None, jitter: float) -> float:
     """Return the seconds before try `attempt` + 1 (counted from 0); `jitter` is in [0, 1).
 
-    The server's wish is obeyed, and exceeded by at most a tenth so that clients refused together do not come back
-    together; without one, 0.5 s doubling to 8 s, shortened by at most a quarter.
+    The server's `wait_s` is obeyed, and exceeded by at most a tenth, so that clients refused together do not all come
+    back at once. Without one the delay begins at FIRST_DELAY_S, doubles up to MAX_DELAY_S, and is shortened by at most
+    a quarter.
     """
     if wait_s is not None:
         return wait_s * (1 + 0.1 * jitter)

@@ -1,4 +1,4 @@
-"""Streams of chat and completions: chunks as they come, the text so far, and the whole at the end."""
+"""Streams of chat and completions: chunks as they come, the text so far, and the whole answer at the end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ W = TypeVar("W")
 class Stream(Generic[C, W]):
     """An answer that arrives in chunks; use it with `async with`, or read it to its end, or `close()` it.
 
-    A dropped connection is replaced unseen (`resumed` counts how often), with no chunk lost or given twice. What
-    the server raises in mid-stream is raised here, as the class it would have had as a status. Leaving the
-    `async with` before the end, `close()`, dropping the stream and cancelling the task that reads it end the work at
-    the server; `detach()` leaves it to another reader. The usage chunk is not yielded; `usage` has it at the end.
+    A broken connection is replaced (`resumed` counts how often), without a chunk lost or yielded twice. An error of the
+    server in mid-stream raises the class of its HTTP status. Leaving the `async with` before the end, `close()`,
+    dropping the stream and cancelling the task that reads it end the work at the server; `detach()` leaves the work to
+    another reader. The usage chunk is not yielded; `usage` has its numbers at the end.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Stream(Generic[C, W]):
         self._join: Callable[[list[C], C | None, str | None], W] = join
         self._chunks: list[C] = []
         self._begun: set[int] = set()
-        self._retrieved = -1  # the token of the last retrieval that was told
+        self._retrieved = -1  # `at_token` of the last retrieval yielded
         self._closed = False
         self._error: errors.SpillwayError | None = None
         self._last: C | None = None
@@ -64,22 +64,22 @@ class Stream(Generic[C, W]):
 
     @property
     def request_id(self) -> str | None:
-        """The request's id, by which any process can go on with this stream (`resume`)."""
+        """The request's id, with which any process can go on with this stream (`resume`)."""
         return self._source.request_id
 
     @property
     def last_event_id(self) -> str | None:
-        """The id of the last chunk that had one: where `resume` goes on."""
+        """The id of the last chunk that had one, None before; `resume` goes on after it."""
         return self._source.last_id
 
     @property
     def resumed(self) -> int:
-        """How many times the connection had to be replaced."""
+        """The number of times that the connection was replaced."""
         return self._source.resumed
 
     @property
     def usage(self) -> TokenUsage | None:
-        """Tokens used, once the stream is at its end."""
+        """The tokens used; None before the end of the stream."""
         return self._last.usage if self._last is not None else None
 
     @property
@@ -89,7 +89,7 @@ class Stream(Generic[C, W]):
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """What was found for a grounded answer so far, once the first chunk is here."""
+        """The passages found so far for a grounded answer; None before the first chunk, and for other answers."""
         return joined_retrieval(
             chunk.retrieval for chunk in self._chunks if isinstance(chunk, ChatChunk)
         )
@@ -124,7 +124,7 @@ class Stream(Generic[C, W]):
         raise StopAsyncIteration
 
     def _seen(self, chunk: C) -> bool:
-        """Return whether this has no id, and comes for the second time: the opening of a choice, or a retrieval."""
+        """Return whether a chunk without an id, which opens a choice or tells a retrieval, was yielded before."""
         if chunk.event_id is not None:
             return False
         if isinstance(chunk, ChatChunk) and not any(one.delta.role for one in chunk.choices):
@@ -145,32 +145,32 @@ class Stream(Generic[C, W]):
                 yield chunk.text
 
     async def final(self) -> W:
-        """Read to the end, and return everything as one answer."""
+        """Read the stream to its end, and return the whole answer."""
         async for _ in self:
             pass
         return self._join(self._chunks, self._last, self.request_id)
 
     async def close(self) -> None:
-        """End it; if it was not at its end, so does the work at the server. Idempotent."""
+        """Close the stream; before its end this also ends the work at the server. Idempotent."""
         name = self._unfinished()
         self.detach()
         if name is not None:
             await self._transport.cancel(name)
 
     def leave(self) -> None:
-        """Close it without waiting for the server to be told."""
+        """Close the stream, and end the work at the server in the background."""
         name = self._unfinished()
         self.detach()
         if name is not None:
             self._transport.cancel_later(name)
 
     def detach(self) -> None:
-        """Close the connection, and leave the work to whoever calls `resume` within `resume_s`."""
+        """Close the connection, and leave the work to a reader that calls `resume` within `resume_s` seconds."""
         self._closed = True
         self._source.close()
 
     def _unfinished(self) -> str | None:
-        """Return what to cancel at the server, if anything."""
+        """Return the request id or key to cancel at the server; None if there is none."""
         over = self._closed or self._source.finished
         return None if over else self.request_id or self._key
 

@@ -1,4 +1,4 @@
-"""The blocking client: everything the async one does, for scripts, notebooks and threads."""
+"""The blocking client: all calls of the async client, for scripts, notebooks and threads."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class SyncEmbeddings(Bound[EmbeddingsResource]):
     def create(
         self, input: Input, *, as_: Literal["list", "bytes"] = "list", **options: Any
     ) -> Embeddings[list[float]] | Embeddings[bytes]:
-        """Embed a text, texts, or token lists, as the async client does and with its options."""
+        """Embed a text, texts, or token lists; options and result as those of the async client."""
         if as_ == "bytes":
             return self._portal.run(self._inner.create(input, as_=as_, **options))
         return self._portal.run(self._inner.create(input, as_=as_, **options))
 
 
 class SyncModels(Bound[ModelsResource]):
-    """What the server offers."""
+    """The models that the server offers."""
 
     get = call(ModelsResource.get)
     list = call(ModelsResource.list)
 
 
 class SyncRequests(Bound[RequestsResource]):
-    """State, events and cancellation of requests by the id every answer carries."""
+    """State, events and cancellation of requests, by the request id that every answer has."""
 
     get = call(RequestsResource.get)
     cancel = call(RequestsResource.cancel)
@@ -86,11 +86,11 @@ class SyncDocuments(Bound[DocumentsResource]):
 
 
 class Spillway(Bound[AsyncSpillway]):
-    """A Spillway server for blocking code; use it with `with`, or `close()` it. Arguments as AsyncSpillway's.
+    """A Spillway server for blocking code; use it with `with`, or `close()` it. It takes AsyncSpillway's arguments.
 
-    A client that nobody closed closes by itself once it, its groups of calls, its sessions and its streams are gone.
-    Its connections live in a thread of its own, so it works in plain scripts, in several threads at once, and in
-    the thread of a running event loop (which then waits). Ctrl-C during a call ends the work at the server.
+    An unclosed client closes by itself once the program holds neither the client nor its groups of calls, sessions and
+    streams. Its connections live in a thread of its own, so it works in plain scripts, in several threads at once, and
+    in the thread of a running event loop (which then waits). Ctrl-C during a call ends the work at the server.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class Spillway(Bound[AsyncSpillway]):
 
     @property
     def base_url(self) -> str:
-        """The address of the server that is asked now."""
+        """The address of the server that gets the next call."""
         return self._inner.base_url
 
     def session(self, id: str) -> SyncSession:
-        """Return a session to talk in (no call is made)."""
+        """Return the session with an id, for its calls; nothing is sent yet."""
         return SyncSession(self._portal, self._inner.session(id))
 
     def documents(self, collection: str) -> SyncDocuments:
-        """Return the documents of a collection (no call is made)."""
+        """Return the documents of a collection, for their calls; nothing is sent yet."""
         return SyncDocuments(self._portal, self._inner.documents(collection))
 
     rerank = call(AsyncSpillway.rerank)

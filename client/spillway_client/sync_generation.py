@@ -24,24 +24,24 @@ W = TypeVar("W")
 
 
 class SyncStream(Generic[C, W]):
-    """An answer that arrives in chunks: iterate, or `final()`; use it with `with` so that leaving early ends it."""
+    """An answer that arrives in chunks: iterate, or `final()`; in a `with` block, leaving early ends the work."""
 
     def __init__(self, portal: Portal, inner: Stream[C, W]) -> None:
         self._portal, self._inner = portal, inner
 
     @property
     def request_id(self) -> str | None:
-        """The request's id, by which any process can go on with this stream (`resume`)."""
+        """The request's id, with which any process can go on with this stream (`resume`)."""
         return self._inner.request_id
 
     @property
     def last_event_id(self) -> str | None:
-        """The id of the last chunk that had one: where `resume` goes on."""
+        """The id of the last chunk that had one, None before; `resume` goes on after it."""
         return self._inner.last_event_id
 
     @property
     def resumed(self) -> int:
-        """How many times the connection had to be replaced."""
+        """The number of times that the connection was replaced."""
         return self._inner.resumed
 
     @property
@@ -51,12 +51,12 @@ class SyncStream(Generic[C, W]):
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """What was found for a grounded answer, once the first chunk is here."""
+        """The passages found so far for a grounded answer; None before the first chunk, and for other answers."""
         return self._inner.retrieval
 
     @property
     def usage(self) -> TokenUsage | None:
-        """Tokens used, once the stream is at its end."""
+        """The tokens used; None before the end of the stream."""
         return self._inner.usage
 
     def __iter__(self) -> Iterator[C]:
@@ -67,18 +67,18 @@ class SyncStream(Generic[C, W]):
         return iterated(self._portal, self._inner.texts())
 
     def final(self) -> W:
-        """Read to the end, and return everything as one answer."""
+        """Read the stream to its end, and return the whole answer."""
         return self._portal.run(self._inner.final())
 
     def detach(self) -> None:
-        """Close the connection, and leave the work to whoever calls `resume` within `resume_s`."""
+        """Close the connection, and leave the work to a reader that calls `resume` within `resume_s` seconds."""
         self._portal.run(self._detached())
 
     async def _detached(self) -> None:
         self._inner.detach()
 
     def close(self) -> None:
-        """End it; if it was not at its end, so does the work at the server. Idempotent."""
+        """Close the stream; before its end this also ends the work at the server. Idempotent."""
         self._portal.run(self._inner.close())
 
     def __enter__(self) -> Self:
@@ -136,7 +136,7 @@ class SyncChatCompletions(Bound[ChatCompletionsResource]):
 
 
 class SyncChat:
-    """Chat: `completions` as OpenAI names it."""
+    """Chat; `completions` has the calls, as in OpenAI's client."""
 
     def __init__(self, portal: Portal, inner: ChatCompletionsResource) -> None:
         self.completions = SyncChatCompletions(portal, inner)
@@ -200,7 +200,7 @@ class SyncSessions(Bound[SessionsResource]):
 
 
 class SyncSession(Bound[Session]):
-    """One conversation: `chat` and `stream` send only what is new."""
+    """One conversation: `chat` and `stream` send only the new messages."""
 
     @property
     def id(self) -> str:
@@ -208,7 +208,7 @@ class SyncSession(Bound[Session]):
         return self._inner.id
 
     def stream(self, message: Messages, **options: Unpack[ChatOptions]) -> SyncChatStream:
-        """Say something, and return the answer as it is made."""
+        """Send a text or messages, and return the answer as a stream."""
         inner = self._portal.run(self._inner.stream(message, **options))
         return SyncStream(self._portal, inner)
 

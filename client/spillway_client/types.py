@@ -1,4 +1,4 @@
-"""Results of calls as frozen dataclasses: fields the server adds later are ignored, missing ones take defaults."""
+"""Results of calls as frozen dataclasses: unknown fields of later servers are ignored, missing ones get defaults."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SearchMode = Literal["vector", "text", "hybrid"]
 
 
 class UnexpectedResponseError(SpillwayError):
-    """A successful answer that is not what this call returns (another server, or a proxy)."""
+    """A successful answer of the wrong form for the call, from a proxy or another server."""
 
 
 def build(cls: type[T], payload: Any, **extra: Any) -> T:
-    """Build `cls` from a JSON object, keeping the fields it has; raises UnexpectedResponseError."""
+    """Build `cls` from a JSON object's known fields; UnexpectedResponseError for other values."""
     if not isinstance(payload, dict):
         raise UnexpectedResponseError(
             f"expected a JSON object for {cls.__name__}, got {payload!r:.200}"
@@ -32,7 +32,7 @@ def build(cls: type[T], payload: Any, **extra: Any) -> T:
 
 
 def items(payload: Any, key: str = "data") -> list[Any]:
-    """Return the list under `key` of a JSON object; raises UnexpectedResponseError."""
+    """Return the list under `key` of a JSON object; UnexpectedResponseError without one."""
     found = payload.get(key) if isinstance(payload, dict) else None
     if not isinstance(found, list):
         raise UnexpectedResponseError(
@@ -43,7 +43,7 @@ def items(payload: Any, key: str = "data") -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens a request was charged for."""
+    """The tokens that a request was charged for."""
 
     prompt_tokens: int = 0
     total_tokens: int = 0
@@ -74,7 +74,7 @@ class Embeddings(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
-    """One document's relevance; `index` counts in the documents given."""
+    """One document's relevance; `index` is its place, from 0, among the given documents."""
 
     index: int
     relevance_score: float
@@ -83,7 +83,7 @@ class RerankResult:
 
 @dataclass(frozen=True, slots=True)
 class Reranking:
-    """Documents by relevance, best first."""
+    """The documents of a rerank by relevance, best first."""
 
     model: str
     results: list[RerankResult]
@@ -93,7 +93,7 @@ class Reranking:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model the server offers; `details` holds everything it says about it."""
+    """A model that the server offers; `details` is the whole JSON object."""
 
     id: str
     created: int = 0
@@ -103,7 +103,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A named set of documents; `stats` is present where one collection was asked for."""
+    """A named set of documents; `stats` is present if one collection was requested."""
 
     name: str
     id: str = ""
@@ -121,7 +121,7 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class ShardReplica:
-    """A process' copy of a shard: new, filling, serving or leaving; `why` says what keeps it from being complete."""
+    """A process' copy of a shard: new, filling, serving or leaving; `why` is the reason why it is not complete."""
 
     name: str
     state: str
@@ -147,7 +147,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardList:
-    """The shards of a collection; `missing` are those that no living process serves."""
+    """The shards of a collection; `missing` are the numbers of shards that no living process serves."""
 
     data: list[Shard]
     placed: bool = False
@@ -158,10 +158,10 @@ class ShardList:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A tuning of a collection's index: its goal, its steps, the settings that none beats, and the plan chosen.
+    """A tuning of a collection's index: its goal, its steps, the settings that no other beats, and the chosen plan.
 
-    `state` is asked, exploring, building, done, failed or cancelled, and `why` says what failed. `measured` is what the
-    index that was built does; `in_force` is the plan that searches go by.
+    `state` is asked, exploring, building, done, failed or cancelled, and `why` the reason of a failure. `measured`
+    holds the measured figures of the built index; `in_force` is the plan of the index that searches use.
     """
 
     id: str
@@ -183,7 +183,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class MapPoint:
-    """Where a chunk lies on a map; a free vector has no `id`."""
+    """The place of a chunk on a map; a free vector has no `id`."""
 
     x: float
     y: float
@@ -194,9 +194,9 @@ class MapPoint:
 
 @dataclass(frozen=True, slots=True)
 class CollectionMap:
-    """A sample of a collection's chunks in the plane in which they differ most, as it was at `computed_at`.
+    """A sample, at `computed_at`, of a collection's chunks in the plane in which they differ most.
 
-    `explained` is the share of the differences that the plane shows. `pending`: it is being drawn, or drawn anew.
+    `explained` is the share of the differences that the plane shows. `pending` is True while the map is being drawn.
     """
 
     collection: str
@@ -211,7 +211,7 @@ class CollectionMap:
 
 @dataclass(frozen=True, slots=True)
 class MapPositions:
-    """Where documents lie on the map of `basis`; `pending` if there is no map yet."""
+    """The places of documents on the map of `basis`; `pending` if there is no map yet."""
 
     data: list[MapPoint]
     basis: str | None = None
@@ -220,7 +220,7 @@ class MapPositions:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDocument:
-    """What became of one document: `status` is "stored" or "unchanged"."""
+    """The result for one document: `status` is "stored" or "unchanged"."""
 
     id: str
     status: str = "stored"
@@ -229,7 +229,7 @@ class WrittenDocument:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A write that is synced; pass `applied` as `after=` to a search to read it for certain."""
+    """A durable write; with its `applied` as `after=`, a search is certain to see it."""
 
     data: list[WrittenDocument]
     applied: Any = None
@@ -238,7 +238,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many of the documents existed, and the write to read after."""
+    """The number of deleted documents; `applied` is the `after=` for searches without them."""
 
     deleted: int
     applied: Any = None
@@ -246,7 +246,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A stored document; text, metadata and vectors only as far as they were asked for."""
+    """A stored document; text, metadata and vectors are present only if requested."""
 
     id: str
     hash: str = ""
@@ -269,7 +269,7 @@ class DocumentPage:
 class Hit:
     """A chunk found: its document, its character offsets in it, and its score (higher is nearer).
 
-    `scores` holds, where asked for, the scores of the searches that found it: `vector`, `text`.
+    `scores` holds, if requested, the scores of the searches that found the hit: `vector`, `text`.
     """
 
     id: str
@@ -283,7 +283,7 @@ class Hit:
 
     @property
     def page(self) -> int:
-        """The page of its document that it begins on, as `spillway ingest` stores pages; 0 where there are none."""
+        """The page of the document on which the hit begins, as stored by `spillway ingest`; 0 without pages."""
         told = self.metadata or {}
         starts, first = told.get("pages"), told.get("first_page", 1)
         if not isinstance(starts, list) or not starts or not isinstance(first, int):
@@ -294,11 +294,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How a search went: the kind of index, the effort used, the milliseconds it took, and how its time budget was met.
+    """The report of a search: the kind of index, the effort used, the milliseconds it took, and its time budget.
 
-    `predicted_ms` is None where nothing was known; `fits` says whether an effort was predicted to end in time. `lists`
-    inverted lists were read in all shards, made by the `quantizer` of this hash (several with commas); `scanned` names
-    those of each query of the request, nearest first, where `include_lists` asked for them.
+    `predicted_ms` is None if nothing was known; `fits` tells whether the effort was predicted to end in time. `lists`
+    is the number of inverted lists read in all shards, and `quantizer` the hash of their quantizer (several separated
+    by commas); `scanned` names the lists of each query of the request, nearest first, if `include_lists` was set.
     """
 
     kind: str
@@ -316,8 +316,8 @@ class SearchReport:
 class SearchResult:
     """Hits of one query, best first.
 
-    `mode` says what was compared, `path` how vectors were searched, and `search` how that went. `missing` are the
-    shards that did not answer a partial search, as {"shard", "why"}.
+    `mode` is "vector", "text" or "hybrid", `path` the kind of search by vectors, and `search` its report. `missing` are
+    the shards that did not answer a partial search, as {"shard", "why"}.
     """
 
     data: list[Hit]
@@ -331,7 +331,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class EffortExplanation:
-    """One effort: the recall measured of it, its way, and within what nearly every search of one query ends."""
+    """One effort: its measured recall, its path, and the time within which nearly every search of one query ends."""
 
     effort: int | str
     recall: float | None
@@ -341,7 +341,7 @@ class EffortExplanation:
 
 @dataclass(frozen=True, slots=True)
 class FilterExplanation:
-    """The way of a filter: how many vectors it allows, their share of all, and why it goes this way."""
+    """The path of a filter: the number of vectors that match, their share of all, and the reason for the path."""
 
     matching: int
     selectivity: float
@@ -353,7 +353,7 @@ class FilterExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ShardExplanation:
-    """How one shard searches: the kind of its index and why, what it uses, and what each effort finds and takes."""
+    """One shard's searches: its kind of index and why, its present effort, and the recall and time of each effort."""
 
     shard: int
     kind: str
@@ -376,7 +376,7 @@ class ShardExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a collection searches for `k` hits, shard by shard."""
+    """The searches of a collection for `k` hits, shard by shard."""
 
     collection: str
     k: int
@@ -397,7 +397,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One event of a request's log; `index` resumes after it."""
+    """One event of a request's log; `after=index` continues after it."""
 
     index: int
     event: str
@@ -416,9 +416,9 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimeline:
-    """The jobs of a request in every service, with the times of their events as the API tells them; see the API's docs.
+    """The jobs of a request in every service, with the times of their events in the API's form; see the API's docs.
 
-    `stages` are those of a grounded answer; `now` is the bus' clock, in seconds since the epoch.
+    `stages` are the stages of a grounded answer; `now` is the bus' clock, in seconds since the epoch.
     """
 
     id: str
@@ -429,10 +429,10 @@ class RequestTimeline:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A conversation the server keeps, `ttl_s` seconds from its last use.
+    """A conversation that the server keeps for `ttl_s` seconds after its last use.
 
-    `running` is the request that is its turn now; `messages` only where asked for; `pinned`: what was computed for it
-    stays; `details` is all that was said.
+    `running` is the request of its running turn; `messages` are present only if requested; a `pinned` session's
+    computed pages are kept; `details` is the whole JSON object.
     """
 
     id: str
@@ -452,9 +452,10 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """What became of the pages sent for a session.
+    """The numbers of pages sent for a session, by result.
 
-    `exists` were there already, `refused` found no room, `damaged` and `foreign` ones were dropped; `bytes` stored.
+    `exists` were stored already, `refused` found no room, `damaged` and `foreign` ones were dropped; `bytes` is the
+    size of the stored ones.
     """
 
     session: str = ""
@@ -477,7 +478,7 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class DeletedSession:
-    """The end of a session: how much of each kind was removed, and, store by store, what was searched afterwards."""
+    """The proof of a session's deletion: the removed data by kind, and, for each store, the search afterwards."""
 
     id: str
     deleted: bool = True

@@ -1,4 +1,4 @@
-"""The bus: families, lanes, leases, logs and notifications over Redis Streams, as one object of stateless parts."""
+"""The bus: families, lanes, leases, logs and notifications over Redis Streams, as one object of small parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bus:
     """All parts of the bus on one connection; one a process.
 
     `connection` runs plain commands, for the parts and the registry; `heartbeats` renews this process' workers;
-    `supervisor` owns the background tasks of whatever uses this bus.
+    `supervisor` owns the background tasks of all users of this bus.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ class NewJob(NamedTuple):
 class Admission(NamedTuple):
     """The outcome of an admission; a refusal has a `reason` and, if a later try may succeed, `retry_after_s`.
 
-    `held` and `depth` are what the lane holds and may hold, in (items, tokens), just after the admission. An invariant
-    is that a lane never admits beyond its depth.
+    `held` is the lane's load just after the admission, and `depth` its limit, both in (items, tokens). A lane never
+    admits beyond its depth.
     """
 
     outcome: Literal["admitted", "exists", "refused"]

@@ -25,7 +25,7 @@ from common.tasks import cancel
 
 BLOCK_MS = 1000
 CONNECTIONS = 64
-TIMEOUT_S = 5.0  # for a reply; a blocking read has BLOCK_MS more
+TIMEOUT_S = 5.0  # seconds for a reply; a blocking read has BLOCK_MS more
 RESYNC_S = 5.0
 _CLOSE_S = 4.0  # shorter than TIMEOUT_S, so that late commands end with an error of the closing
 _log = log.get("bus")
@@ -113,7 +113,7 @@ class Connection:
                 _log.error("bus_scripts_mixed", ours=self._scripts.version, theirs=other)
 
     async def claim_scripts(self) -> None:
-        """Publish from now on which scripts this process uses; MixedScripts while other processes use other ones."""
+        """Publish from now on this process' version of the scripts; MixedScripts while other processes use another."""
         other = None
         with contextlib.suppress(BusFull):  # on a full Redis accepted work must still be finished
             other = await self._scripts.claim(self.call)
@@ -157,7 +157,7 @@ class Connection:
         return await self._scripts.run(call, name, keys, args)
 
     async def probe(self, timeout_s: float) -> None:
-        """Check that Redis answers, by a cheap command with a key, so that it works on a Cluster; BusDown otherwise."""
+        """Check that Redis answers a cheap command; BusDown otherwise. The command has a key, as a Cluster needs."""
         await self.call("EXISTS", names.MODELS, timeout_s=timeout_s)
 
     async def memory(self) -> tuple[int, int]:

@@ -13,13 +13,13 @@ from common.wire.control import Control as ControlMessage
 from common.wire.control import Extend, decode_control
 from common.wire.message import BadMessage, encode
 
-MOST_MESSAGES = 64  # to one job that its worker has not taken
-MOST_BYTES = 1 << 20  # of one message
+MOST_MESSAGES = 64  # messages to one job that its worker has not taken
+MOST_BYTES = 1 << 20  # size of one message
 _READ = 256  # entries of an inbox in one read
 
 
 class ControlState(NamedTuple):
-    """What a job was sent and its worker has not taken: extensions by rising number, and whether it is paused."""
+    """The messages to a job that its worker has not taken: extensions by rising number, and whether it is paused."""
 
     extensions: list[Extend]
     paused: bool
@@ -58,11 +58,11 @@ class Control:
     async def send(
         self, job: str, message: ControlMessage
     ) -> Literal["sent", "known", "full", "over", "unknown"]:
-        """Keep a message for the worker that has the job, or takes it later, and let that worker look for messages.
+        """Keep a message for the worker that has the job or takes it later, and wake that worker.
 
-        "known" if the same number was sent before, or the job is as the message says; "full" if the worker has not
-        taken MOST_MESSAGES others; "over" if the job has ended. ValueError if the message has no number, or more than
-        MOST_BYTES.
+        "known" if the same number was sent before, or the job is already paused or resumed, as the message asks; "full"
+        if the worker has not taken MOST_MESSAGES other messages; "over" if the job has ended. ValueError if the message
+        has no number, or more than MOST_BYTES.
         """
         number = message.number if isinstance(message, Extend) else 0
         data = encode(message)
@@ -80,7 +80,7 @@ class Control:
         return verdict
 
     async def state(self, job: str) -> ControlState:
-        """Return what a job was sent and its worker has not taken."""
+        """Return the messages to a job that its worker has not taken."""
         found = hash_of(await self._redis.call("HGETALL", keys.control(job)))
         extensions = []
         for field, data in found.items():
@@ -97,17 +97,17 @@ class Control:
         return ControlState(extensions, found.get(b"paused") == b"1")
 
     async def taken(self, job: str, number: int) -> None:
-        """Drop the messages to a job up to `number`: the job's log says what became of them."""
+        """Drop the messages to a job up to `number`, whose effects are in the job's log."""
         names = [keys.use(family_of(job)), keys.control(job)]
         await self._redis.script("taken", names, [number])
 
     async def last(self, family: Family) -> str:
-        """Return the id of the last entry of a family's inbox, after which `named` reads on."""
+        """Return the id of the last entry of a family's inbox, from which `named` continues."""
         rows = await self._redis.call("XREVRANGE", keys.inbox(family), "+", "-", "COUNT", 1)
         return str(rows[0][0].decode()) if rows else "0-0"
 
     async def named(self, family: Family, after: str) -> tuple[str, list[str]]:
-        """Wait up to a second for entries of a family's inbox; return the id of the last, and the jobs they name."""
+        """Wait up to a second for entries of a family's inbox; return the id of the last one, and the jobs in them."""
         command = ("XREAD", "COUNT", _READ, "BLOCK", BLOCK_MS, "STREAMS", keys.inbox(family))
         jobs = []
         for _, rows in await self._redis.blocking(*command, after) or ():

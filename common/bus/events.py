@@ -1,7 +1,7 @@
 """Notifications of a router: the events of its jobs as they are written, with each job's log as the truth.
 
 Notifications come through one Redis stream (`journal`) for each router and family. They may be lost and are never
-needed: whoever waits for an event also reads the job's log at least once a second.
+needed: a waiter for an event also reads the job's log at least once a second.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from common.wire.message import BadMessage, decode
 from common.wire.results import Event, error_event
 
 _log = log.get("bus")
-IDLE_S = 60.0  # how long a family is read after the last wait for one of its jobs
+IDLE_S = 60.0  # seconds for which a family is read after the last wait for one of its jobs
 LOOK_S = 1.0
 KEPT = 256  # notifications that a router may have heard and that still wait in its journal to be trimmed
 BELL_EVENTS = 128  # events kept for a waiter that does not read; the log keeps all of them
 TELL_S = 30.0
 FORGET_S = 600.0  # longer than a journal lives after its last entry
-_LATEST = 16  # entries read first of a log, since most readers lack only its end
+_LATEST = 16  # entries of a log read first: most readers lack only its end
 
 
 def _nothing(_seconds: float) -> None:
@@ -48,8 +48,7 @@ class Subscription:
     async def wait(self, seconds: float) -> Event | None:
         """Return the next event; None after `seconds`, or if the event must be read from the log.
 
-        The log must be read for an event that is too large for a notification, and after events were dropped because
-        the waiter was slow.
+        The log must be read for an event too large for a notification, and after a slow waiter's events were dropped.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -169,10 +168,8 @@ class Notifications:
             await self.bus.call("PEXPIRE", name, int(1000 * FORGET_S))
 
     async def _trim(self, journal: str, heard: bytes) -> None:
-        """Remove from a journal what was read before the entry `heard`: the logs have it, and nobody else reads it."""
-        with contextlib.suppress(
-            BusDown
-        ):  # what is left is removed next time, or goes after a minute
+        """Remove the entries before `heard` from a journal: this router has read them, and no other reads them."""
+        with contextlib.suppress(BusDown):  # the next call removes the rest, or a minute's lapse
             await self.bus.call("XTRIM", journal, "MINID", heard, timeout_s=1.0)
 
     def _awaited(self, family: Family) -> bool:
@@ -180,7 +177,7 @@ class Notifications:
         return recent or self.waiting[family] > 0
 
     async def _goes_on(self, name: str, last: bytes) -> bool:
-        """Return whether a stream's newest id is at least `last`; it is not if Redis' clock has gone back."""
+        """Return whether a stream's newest id is at least `last`; False after Redis' clock has gone back."""
         newest = await self.bus.call("XREVRANGE", name, "+", "-", "COUNT", 1, timeout_s=1.0)
         return not newest or _order(newest[0][0]) >= _order(last)
 
@@ -193,7 +190,7 @@ class Notifications:
         if bells:
             self._heard((self.bus.clock.now_ms() - rung_ms) / 1000)
             event = None
-            with contextlib.suppress(BadMessage):  # None has the waiter read the log instead
+            with contextlib.suppress(BadMessage):  # None makes the waiter read the log
                 event = decode(entry[b"e"], Event) if entry[b"e"] else None
             for bell in bells:
                 _put(bell, event)
@@ -246,7 +243,7 @@ class Notifications:
         return []
 
     async def end(self, job: str, deadline_ms: int, bell: Subscription | None = None) -> Event:
-        """Return the outcome of a job; if the deadline passes first, an "expired" event that is in no log."""
+        """Return the outcome of a job; after the deadline an "expired" event that no log has."""
         async with contextlib.aclosing(self.events(job, 0, deadline_ms, bell)) as events:
             async for event in events:
                 if event.ends:

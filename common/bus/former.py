@@ -1,6 +1,6 @@
 """Migration from the former layout of keys, in which each shard had a family, `{search.<collection>/<shard>}`.
 
-Every step may be repeated: data that were copied before stay, and the former keys are deleted last.
+Every step may be repeated: data already copied stay, and the former keys are deleted last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from common.bus import Bus, keys
 from common.ids import Family
 from common.redis.replies import hash_of
 
-_ENTRIES_AT_ONCE = 8  # of up to some megabytes each
+_ENTRIES_AT_ONCE = 8  # entries may have some megabytes each
 _log = log.get("bus")
 
 
@@ -77,7 +77,7 @@ async def _copy_writes(bus: Bus, collection: str, shard: int) -> int:
 
 
 async def _copy_registers(bus: Bus, collection: str, shard: int) -> None:
-    """Copy up to which id each replica had applied writes and made snapshots; newer entries of a replica stay."""
+    """Copy the ids of the last writes that each replica had applied and saved; newer ids of a replica stay."""
     family = bus.writes.search_family(collection)
     for name, key in (("applied", keys.applied), ("snapshots", keys.snapshots)):
         rows = hash_of(await bus.connection.call("HGETALL", keys.former(collection, shard, name)))
@@ -94,7 +94,7 @@ async def _classes(bus: Bus, family: Family) -> list[str]:
 
 
 async def _end_jobs(bus: Bus, family: Family, cls: str) -> None:
-    """End the jobs of a lane as cancelled, also those that dead workers had leased."""
+    """End the jobs of a lane as cancelled, leases of dead workers included."""
     lane = keys.lane(family, cls)
     try:
         # Without the group no job is leased any more, so each one can be removed.

@@ -1,4 +1,4 @@
-"""The records of jobs: their state, their events, and the router that answers for each."""
+"""The records of jobs: the state, the events, and the responsible router of each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Jobs:
         self._redis = redis
 
     async def get(self, job: str) -> JobState | None:
-        """Return the record of a job; None if there is none, or none any more."""
+        """Return the record of a job; None if it has none, or no longer any."""
         flat = await self._redis.call("HGETALL", keys.job(job))
         f = {k.decode(): v.decode() for k, v in hash_of(flat).items() if k != b"view"}
         if "state" not in f or "lane" not in f:

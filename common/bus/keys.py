@@ -1,4 +1,4 @@
-"""Key names: everything a job touches lies under its family's hash tag."""
+"""Key names: all keys of a job have its family's hash tag."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ GROUP = "workers"
 RETURNED = "returned"
 COLLECTIONS, REMOVED = "{collections}:records", "{collections}:removed"
 CHANGES = "{collections}:changes"
-PLACEMENTS = "{collections}:placements"  # where the shards of placed collections live, by the collection's id
-HOLDINGS = "{collections}:holdings"  # what each vector_search process holds, by its replica's name
+PLACEMENTS = "{collections}:placements"  # the placements of collections, by the collection's id
+HOLDINGS = "{collections}:holdings"  # the shards in each vector_search process, by its replica
 PLACING = "{collections}:placing"  # the lock of the one process that coordinates placements
 TUNINGS = "{collections}:tunings"  # the last tuning of each collection, by the collection's id
 QUANTIZERS = "{collections}:quantizers"  # the quantizer of each collection, by the collection's id
 ROUTERS = "routers"  # the routers, scored by their last heartbeat
-PROCESSES = "processes"  # what every process is and how it was set, by service, host and process
+PROCESSES = "processes"  # the records of all processes, by service, host and process
 MODELS = "models"  # the names of the models that have a card
 API_KEYS = "keys"  # the ids of the API keys
 SWEEP = "{sessions/0}:sweep"  # exists while one kv_store sweeps the sessions
@@ -122,12 +122,12 @@ def control(job_id: str) -> str:
 
 
 def inbox(family: Family) -> str:
-    """The stream that names a job when its worker is to look for messages, or for a cancel."""
+    """The stream that names each job whose worker must look for messages or a cancel."""
     return f"{tag(family)}:inbox"
 
 
 def seen(job_id: str) -> str:
-    """A mark, with a TTL, that a client came back for a request."""
+    """The time, with a TTL, at which a client last asked for a request."""
     return f"{tag(family_of(job_id))}:seen:{job_id}"
 
 
@@ -147,7 +147,7 @@ def quantizing(collection: str) -> str:
 
 
 def claimed(job_id: str) -> str:
-    """The key of the idempotency claim that a request was made under."""
+    """The key of a request's idempotency claim."""
     return f"{tag(family_of(job_id))}:claimed:{job_id}"
 
 
@@ -177,17 +177,17 @@ def writes(family: Family, collection: str, shard: int) -> str:
 
 
 def written(family: Family) -> str:
-    """The stream that names a shard whenever something is written to it; the writes themselves are the truth."""
+    """The stream that names a shard at each write to it; the streams of writes themselves decide."""
     return f"{tag(family)}:written"
 
 
 def applied(family: Family, collection: str, shard: int) -> str:
-    """Replica to the id of the last write that it has applied and synced."""
+    """The ids of the last writes that the replicas have applied and synced, by replica."""
     return f"{tag(family)}:applied:{collection}/{shard}"
 
 
 def blocked(family: Family, collection: str, shard: int) -> str:
-    """The reason for which a shard's writes are not applied at present, with a TTL."""
+    """The reason why a shard's writes are not applied at present, with a TTL."""
     return f"{tag(family)}:blocked:{collection}/{shard}"
 
 
@@ -197,7 +197,7 @@ def sealed(family: Family, collection: str, shard: int) -> str:
 
 
 def snapshots(family: Family, collection: str, shard: int) -> str:
-    """Replica to the id of the last write that its snapshot covers."""
+    """The ids of the last writes in the replicas' snapshots, by replica."""
     return f"{tag(family)}:snapshots:{collection}/{shard}"
 
 
@@ -217,12 +217,12 @@ def held(session_id: str) -> str:
 
 
 def jobs(session_id: str) -> str:
-    """Job to request, for all jobs that ran for a session; a deletion looks for the traces of each."""
+    """The requests of all jobs that ran for a session, by job; a deletion looks for the traces of each."""
     return f"{session(session_id)}:jobs"
 
 
-INDEX = "{sessions/0}:index"  # the time since which sessions are indexed, and which older data are
-PINNED = "{sessions/0}:pinned"  # pinned sessions, scored by when they were pinned
+INDEX = "{sessions/0}:index"  # when indexing of sessions began, and which older data are indexed
+PINNED = "{sessions/0}:pinned"  # pinned sessions, scored by the time of pinning
 
 
 def sessions(family: Family, tenant: str) -> str:
@@ -231,7 +231,7 @@ def sessions(family: Family, tenant: str) -> str:
 
 
 def due(family: Family) -> str:
-    """Sessions as `tenant/id`, scored by when (ms) the sweep checks whether they have ended: never after their end."""
+    """Sessions as `tenant/id`, scored by the time (ms) of the sweep's next check, which is never after their end."""
     return f"{tag(family)}:due"
 
 
@@ -251,7 +251,7 @@ def forgets(family: Family) -> str:
 
 
 def forgotten(family: Family, entry: str) -> str:
-    """Worker to the pages that it forgot because of one entry of `forgets`, with a TTL."""
+    """The pages that workers forgot because of one entry of `forgets`, by worker, with a TTL."""
     return f"{tag(family)}:forgotten:{entry}"
 
 

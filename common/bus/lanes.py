@@ -76,7 +76,7 @@ class Lanes:
         return {name.decode(): int(count) for name, count in (reply[3] or () if reply else ())}
 
     async def of_group(self, *command: object) -> Any:
-        """Run a command on a lane's group; an empty list if there is none, as a lane may be reaped at any moment."""
+        """Run a command on a lane's group; [] if the group is gone, as a lane may be reaped at any moment."""
         try:
             return await self._redis.call(*command)
         except ResponseError as error:

@@ -47,7 +47,7 @@ _OUTCOMES = {"result": "ok"}
 def lane_label(family: Family, cls: str) -> str:
     """Return a lane's name for metrics, `embed.minilm/0:gpu`.
 
-    The lanes of all searches count as one, `search:cpu`, and workers' own lanes as `own`: there may be many.
+    There may be many lanes of searches and of single workers: these count as `search:cpu`, and as `own`.
     """
     name = family.name if family.name == "search" else str(family)
     return f"{name}:{'own' if cls.startswith('w.') else cls}"

@@ -24,12 +24,12 @@ from common.process_identity import is_gone
 from common.redis.heartbeat import TTL_MS
 
 BATCH = 100
-ENDS = {"dead", "expired", "cancelled"}  # verdicts that end a job
+ENDS = {"dead", "expired", "cancelled"}  # verdicts after which a job is over
 _log = log.get("bus")
 
 
 class Entry(NamedTuple):
-    """An entry of a lane, read because a script needs the keys that its fields name.
+    """An entry of a lane; scripts need the keys that its fields name.
 
     The job should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to end by `finish_ms` (0:
     nothing was predicted). If the entry is leased, `holder` is the worker and `idle_ms` the time since its delivery.
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
 
 class BadEntry(ValueError):
-    """The error for a lane's entry that is no job; the message says why."""
+    """The error for a lane's entry that is no job; the message gives the reason."""
 
 
 _NUMBER = re.compile(rb"[0-9]{1,15}")
@@ -68,7 +68,7 @@ _SHOWN = 80
 
 
 def entry_of(raw: Sequence[bytes | list[bytes]], family: Family) -> Entry:
-    """Parse one raw stream entry of a family's lane; BadEntry says what is wrong with it."""
+    """Parse one raw stream entry of a family's lane; BadEntry gives the fault."""
     name, flat = raw
     assert isinstance(name, bytes)
     assert isinstance(flat, list)
@@ -159,7 +159,7 @@ class Recovery:
         return entries
 
     async def _convict(self, family: Family, cls: str, bad: Sequence[tuple[Any, str]]) -> None:
-        """Make dead letters of a lane's entries that are no jobs: (raw entry, what is wrong)."""
+        """Make dead letters of a lane's entries that are no jobs, given as (raw entry, fault)."""
         lane = keys.lane(family, cls)
         names, args = (
             [keys.use(family), keys.dead(family), keys.letters(family), lane],

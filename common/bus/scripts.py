@@ -70,7 +70,7 @@ class Scripts:
         return await self._set.run(call, name, keys, args)
 
     async def claim(self, call: Callable[..., Awaitable[Any]]) -> str | None:
-        """Note for IN_USE_S seconds that this version is in use; if another one is, only return that version."""
+        """Record for IN_USE_S seconds that this version is in use; if another version is, only return that one."""
         mine = self.version.encode()
         await call("SET", IN_USE, mine, "NX", "EX", IN_USE_S)
         found = await call("GET", IN_USE)

@@ -8,23 +8,23 @@ from common.bus.writes import START, Writes
 
 
 class ShardReplicas:
-    """Registers replicas: a shard's stream is cut only below what a snapshot of every registered one covers."""
+    """Registers replicas: a shard's stream keeps the writes that some registered replica's snapshot lacks."""
 
     def __init__(self, redis: Connection, writes: Writes) -> None:
         self._redis, self._writes = redis, writes
 
     async def may_be_cut(self, collection: str, shard: int) -> bool:
-        """Return whether a shard's stream may lack its first writes: some replica has a snapshot of them."""
+        """Return whether a shard's stream may lack its first writes, since some replica has a snapshot with them."""
         name = keys.snapshots(self._writes.search_family(collection), collection, shard)
         return bool(await self._redis.call("EXISTS", name))
 
     async def register(self, collection: str, shard: int, replica: str) -> None:
-        """Keep a shard's writes from now on for a replica that has none of them, unless it is registered."""
+        """Keep a shard's writes from now on for a replica without any of them; no change if it is registered."""
         name = keys.applied(self._writes.search_family(collection), collection, shard)
         await self._redis.call("HSETNX", name, replica, START)
 
     async def unregister(self, collection: str, shard: int, replica: str) -> None:
-        """Keep no more writes of a shard for a replica that holds it no more."""
+        """Stop keeping writes of a shard for a replica that no longer holds it."""
         family = self._writes.search_family(collection)
         for name in (keys.applied, keys.snapshots):
             await self._redis.call("HDEL", name(family, collection, shard), replica)

@@ -1,4 +1,4 @@
-"""A service's life on its bus: it is opened once Redis is there and processes of another version have ended.
+"""The life of a service on its bus: a bus opens once Redis answers and processes of another version have ended.
 
 The wait has no limit, but a stop of the process ends it. The condition `bus` of the service's health gives the reason.
 """
@@ -32,10 +32,10 @@ _log = log.get("bus")
 async def open_bus(
     config: Common, clock: SystemClock, health: Health, stopping: asyncio.Event
 ) -> Bus | None:
-    """Connect to the bus, however long that takes; None if the process is stopped meanwhile.
+    """Connect to the bus, without a time limit; None if the process is stopped meanwhile.
 
-    The health's condition `bus` says why this takes long. ConfigError if the address is not valid, or the server does
-    not keep the durability that the config names.
+    The health's condition `bus` gives the reason for the wait. ConfigError if the address is not valid, or the server
+    does not keep the durability that the config names.
     """
     while not stopping.is_set():
         bus = None
@@ -71,7 +71,7 @@ async def serve_on_bus(
     waits_for: Iterable[str],
     load: Callable[[Health], Awaitable[None]] | None = None,
 ) -> None:
-    """Run the work of a service on an open bus, beside its health endpoints; `load` comes before the bus is opened.
+    """Run the work of a service on an open bus, beside its health endpoints; `load` runs before the bus opens.
 
     ConfigError if the service cannot start; TaskEnded if a background task ended by itself.
     """
@@ -102,14 +102,14 @@ async def serve_on_bus(
 def announce(
     config: Common, service: str, instance: str, bus: Bus, stopping: asyncio.Event
 ) -> asyncio.Task[None]:
-    """Begin to say what this process is and how it was set, until the stop."""
+    """Begin to publish this process' record, with its settings, until the stop."""
     record = describe(config, service, instance, bus.clock.now_ms())
     work = Processes(bus).announce(record, stopping)
     return bus.supervisor.process(work, "announce")
 
 
 async def watch_bus(bus: Bus, health: Health, stopping: asyncio.Event) -> None:
-    """Keep the health's condition `bus` up to date until the stop; from then on the service is not ready."""
+    """Keep the health's condition `bus` up to date until the stop; then make the service unready."""
     while not stopping.is_set():
         down_s = bus.connection.policy.down_s()
         health.set("bus", down_s < _DOWN_S, f"Redis has been away for {down_s:.0f} s")

@@ -11,13 +11,13 @@ _log = log.get("bus")
 
 
 def note(stream: str, why: str, **more: object) -> None:
-    """Count and log one entry that is skipped; `stream` is the kind of stream, `why` what is wrong."""
+    """Count and log one skipped entry; `stream` is the kind of stream, `why` the fault."""
     metrics.BAD_ENTRIES.labels(stream).inc()
     _log.error("bad_entry", stream=stream, why=why, **more)
 
 
 def event_of(raw: bytes) -> Event | None:
-    """Decode an entry of a job's log; an entry that is no event is counted and logged, and the result is None."""
+    """Decode an entry of a job's log; None, counted and logged, if the entry is no event."""
     try:
         return decode(raw, Event)
     except BadMessage as error:

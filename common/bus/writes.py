@@ -29,7 +29,7 @@ from common.wire.search import Write
 SEARCH = "search"
 PARTITIONS = "{collections}:partitions"
 CLUSTER_PARTITIONS = 16
-MOST_WRITTEN = 8192  # names kept in `written`; a reader further behind compares every shard instead
+MOST_WRITTEN = 8192  # names kept in `written`; a later reader compares every shard
 WRITTEN_AT_ONCE = 1000
 _STREAMS_AT_ONCE = 128
 _ENTRIES_AT_ONCE = 64
@@ -38,7 +38,7 @@ Shard = tuple[str, int]
 
 
 class ShardSealed(Exception):
-    """A shard was split and takes no more writes: those that succeed it do."""
+    """A shard was split and takes no more writes; its children do."""
 
 
 class Written(NamedTuple):
@@ -85,7 +85,7 @@ class Writes:
         return Family(SEARCH, zlib.crc32(collection.encode()) % self.search_partitions)
 
     async def agree_on_partitions(self) -> None:
-        """Note the number of search families in Redis; ConfigError if collections lie in another number of them."""
+        """Store the number of search families in Redis; ConfigError if collections are spread over another number."""
         mine = str(self.search_partitions).encode()
         with contextlib.suppress(BusFull):  # a later start notes the number
             if await self._redis.call("SET", PARTITIONS, mine, "NX"):
@@ -134,7 +134,7 @@ class Writes:
         return entry
 
     async def keep_ids_rising(self, collection: str, shard: int, applied: str) -> None:
-        """Make sure that a shard's next write gets an id above `applied`, if Redis was emptied or its clock set back.
+        """Make a shard's next write get an id above `applied`, even if Redis was emptied or its clock was set back.
 
         An entry with the id `applied` that writes nothing is added; Redis refuses it if the stream is further on.
         """
@@ -144,7 +144,7 @@ class Writes:
         name = keys.writes(self.search_family(collection), collection, shard)
         try:
             await self._redis.call("XADD", name, applied, "w", nothing)
-        except ResponseError as error:  # the usual case: the stream is further on
+        except ResponseError as error:  # usually the stream is further on
             if "equal or smaller" not in str(error):
                 raise
 
@@ -159,7 +159,7 @@ class Writes:
     ) -> bool:
         """Wait until `ack` replicas have applied and synced `entry`; False if the deadline passed first.
 
-        Unavailable (`disk_full`) if too few replicas have, and one has published that it cannot store the write.
+        Unavailable (`disk_full`) if too few replicas have applied it, and one has published that it cannot store it.
         """
         bell = journal.bell(write_bell(collection, shard), self.search_family(collection))
         try:
@@ -188,7 +188,7 @@ class Writes:
             )
 
     async def publish_blocked(self, collection: str, shard: int, code: str, for_s: float) -> None:
-        """Publish for `for_s` seconds why a shard's writes are not applied, for routers that wait; "" ends that."""
+        """Publish for `for_s` seconds, to waiting routers, why a shard's writes are not applied; "" ends it."""
         name = keys.blocked(self.search_family(collection), collection, shard)
         await self._redis.call(
             *(("SET", name, code, "PX", int(for_s * 1000)) if code else ("DEL", name))
@@ -197,15 +197,15 @@ class Writes:
     # -- reading writes
 
     async def last_written(self, family: Family) -> str:
-        """Return the id of the newest entry of `written`: `await_written` goes on there after a look at all shards."""
+        """Return the id of the newest entry of `written`: a reader that has checked all shards reads on from there."""
         rows = await self._redis.call("XREVRANGE", keys.written(family), "+", "-", "COUNT", 1)
         return rows[0][0].decode() if rows else START
 
     async def await_written(self, family: Family, after: str, block_ms: int = 1000) -> Written:
-        """Wait up to `block_ms` for writes to any shard of a family, and return which shards have some.
+        """Wait up to `block_ms` for writes to any shard of a family, and return the written shards.
 
-        With `gap` in the result names may have been missed, as more were written than the stream keeps: the caller
-        must then compare every shard.
+        If the result has `gap`, the stream has lost names, since more were written than it keeps: the caller must then
+        compare every shard.
         """
         name = keys.written(family)
         reply = await self._redis.blocking(
@@ -260,7 +260,7 @@ class Writes:
     async def publish_applied(
         self, collection: str, shard: int, replica: str, entry: str, rings: Sequence[str]
     ) -> None:
-        """Publish up to which id a replica has applied and synced writes, and notify the routers in `rings`."""
+        """Publish the id of the last write that a replica has applied and synced, and notify the routers in `rings`."""
         family = self.search_family(collection)
         await self._redis.call("HSET", keys.applied(family, collection, shard), replica, entry)
         event = encode(Event(index=0, kind="progress"))
@@ -287,9 +287,9 @@ class Writes:
         return {name.decode(): entry.decode() for name, entry in rows.items()}
 
     async def acknowledged(self, collection: str, shard: int) -> str:
-        """Return the id up to which the furthest replica has applied; "0-0" if none has.
+        """Return the id of the last write that any replica has applied; "0-0" without one.
 
-        A replica may have been ahead of a stream that is lost: then the id is that of the stream's newest write, which
+        After a stream was lost, a replica may be ahead of it: then the id is that of the stream's newest write, which
         all replicas reach.
         """
         applied, last = await asyncio.gather(
@@ -298,7 +298,7 @@ class Writes:
         return min(max(applied.values(), key=id_pair, default=START), last, key=id_pair)
 
     async def publish_snapshot(self, collection: str, shard: int, replica: str, entry: str) -> None:
-        """Publish up to which id a replica's snapshot covers a shard, and trim the writes that all snapshots cover."""
+        """Publish the id of the last write in a replica's snapshot, and trim the writes that all snapshots cover."""
         family = self.search_family(collection)
         name = keys.snapshots(family, collection, shard)
         # A full Redis refuses the entry, but needs the trimming most of all.
@@ -312,9 +312,9 @@ class Writes:
             await self._redis.call("XTRIM", keys.writes(family, collection, shard), "MINID", low)
 
     async def drop_shard(self, collection: str, shard: int, *, split: bool = False) -> None:
-        """Delete the stream of writes of a removed shard, and what its replicas published.
+        """Delete a removed shard's stream of writes, and the ids that its replicas published.
 
-        One that was `split` still refuses the writes of a router that has not heard of it.
+        A shard that was `split` still refuses writes of routers that do not know of the split.
         """
         family = self.search_family(collection)
         names = [keys.writes, keys.applied, keys.snapshots, keys.blocked]

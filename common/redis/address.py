@@ -19,7 +19,7 @@ from common.redis.values import ValueConnections
 
 
 class RedisAddress(Struct, frozen=True):
-    """A URL, whether a Cluster is behind it, and the setting that a complaint about it names."""
+    """A URL, whether it is a Cluster's, and the setting that errors about the URL name."""
 
     url: str
     cluster: bool
@@ -27,10 +27,10 @@ class RedisAddress(Struct, frozen=True):
     expected: str = "redis://, rediss:// or unix://"
 
     def client(self, *, timeout_s: float, connect_s: float, connections: int) -> Any:
-        """Return what runs commands, answers with raw bytes and retries nothing. ConfigError if the URL is none.
+        """Return a client that returns raw bytes and retries nothing; ConfigError for an invalid URL.
 
-        `timeout_s` and `connect_s` bound one reply and one connection; `connections` is the most it opens to a node of
-        a Cluster.
+        `timeout_s` bounds the wait for one reply, `connect_s` the opening of one connection, and `connections` the
+        connections to one node of a Cluster.
         """
         try:
             if self.cluster:
@@ -40,10 +40,10 @@ class RedisAddress(Struct, frozen=True):
                     retry=Retry(NoBackoff(), 1),
                     max_connections=connections,
                     require_full_coverage=False,
-                    reinitialize_steps=0,  # else some moved slots close connections that are in use
+                    reinitialize_steps=0,  # else moved slots close connections in use
                 )
                 for name in list(client.response_callbacks):
-                    if not name.startswith(("CLUSTER", "COMMAND")):  # what the client itself reads
+                    if not name.startswith(("CLUSTER", "COMMAND")):  # the client reads these
                         del client.response_callbacks[name]
                 return client
             pool = ConnectionPool.from_url(
@@ -56,7 +56,7 @@ class RedisAddress(Struct, frozen=True):
     def values(self, *, timeout_s: float, connect_s: float) -> ValueConnections | None:
         """Return connections that read large values without copies; None for a Cluster, or over TLS.
 
-        ConfigError if the URL is none.
+        ConfigError for an invalid URL.
         """
         if self.cluster:
             return None

@@ -1,7 +1,7 @@
-"""One process' connections to one server or Cluster; what becomes of an error is for the policy to say.
+"""One process' connections to one server or Cluster; a policy decides how an error ends.
 
-redis-py leaves replies off by one when a command in flight is cancelled, so every command runs to its end in a task of
-its own; whoever waits may leave.
+A cancelled command would leave redis-py's later replies off by one, so every command runs to its end in a task of its
+own, even after its caller has left.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from common.redis.errors import RedisAway, RedisClosed, is_away, is_full
 
 CONNECT_S = 3.0
 Command = Sequence[Any]
-Work = Callable[[Any], Awaitable[Any]]  # one round trip with the client of redis-py it is given
+Work = Callable[[Any], Awaitable[Any]]  # one round trip; the argument is redis-py's client
 
 
 class RedisPolicy(Protocol):
-    """Says whether a command is tried, and tried again, and with which error its caller ends."""
+    """Decides whether a command is tried, and tried again, and which error its caller gets."""
 
     async def run(self, attempt: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
-        """Return the reply of `attempt`, which raises RedisAway; `timeout_s` None is the policy's own."""
+        """Return the reply of `attempt`, which may raise RedisAway; None means the policy's own timeout."""
         ...
 
     def admit(self) -> None:
-        """Raise the caller's error if nothing is to be sent now; asked when a command's turn has come."""
+        """Raise the caller's error if no command may be sent now; called just before a command is sent."""
         ...
 
     def reached(self, took_s: float) -> None:
-        """Note that the server has answered, were it by refusing; `took_s` is since the caller asked."""
+        """Record that the server has answered or refused a command, `took_s` after the caller asked."""
         ...
 
     def missed(self, why: str) -> None:
-        """Note that the server is away."""
+        """Record that the server is away."""
         ...
 
 
 class RedisClient:
-    """Runs commands under one policy, at most `connections` at once (0: any number, each on one of its own).
+    """Runs commands under one policy, at most `connections` at once (0: any number, each on its own connection).
 
-    `timeout_s` bounds one reply and `connect_s` one connection; `answered` is told how many seconds each reply took.
+    `timeout_s` bounds the wait for one reply, `connect_s` the opening of one connection; `answered` is called with the
+    seconds that each reply took.
     """
 
     def __init__(
@@ -64,11 +65,10 @@ class RedisClient:
         self._redis = address.client(
             timeout_s=timeout_s,
             connect_s=connect_s,
-            connections=2 * connections
-            or 100_000,  # a Cluster's node counts those that come and go
+            connections=2 * connections or 100_000,  # of a Cluster's node
         )
         self._values = address.values(timeout_s=timeout_s, connect_s=connect_s)
-        # A Cluster's client fails where the pool of a single server would wait.
+        # A Cluster's client raises an error when all its connections are in use, so commands wait here.
         self._gate: contextlib.AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(connections) if connections else contextlib.nullcontext()
         )
@@ -82,7 +82,7 @@ class RedisClient:
         return len(self._tasks)
 
     async def call(self, *command: Any, timeout_s: float | None = None) -> Any:
-        """Run one command. OutOfMemoryError where the server is full, ResponseError for what else it refuses."""
+        """Run one command; OutOfMemoryError if the server is full, ResponseError if it refuses for another reason."""
         return await self.run(lambda redis: redis.execute_command(*command), timeout_s)
 
     async def run(self, work: Work, timeout_s: float | None = None) -> Any:
@@ -90,7 +90,7 @@ class RedisClient:
         return await self._policy.run(lambda: self._attempt(work), timeout_s)
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands in one round trip (one a node); replies in order, a refused one as its ResponseError."""
+        """Return the replies to commands in one round trip a node, in order; a ResponseError for a refused one."""
         if not commands:
             return []
 
@@ -102,7 +102,7 @@ class RedisClient:
         return replies
 
     async def values(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands as `pipeline` does; their replies are no arrays, and large values are bytearrays, not copied."""
+        """Run commands without arrays as replies, as `pipeline` does; large values are bytearrays, not copied."""
         values = self._values
         if values is None or not commands:
             return await self.pipeline(commands)
@@ -120,9 +120,9 @@ class RedisClient:
         return replies
 
     def callers(self, timeout_s: float | None = None) -> list[Callable[..., Awaitable[Any]]]:
-        """Return one way to run plain commands per server: the only one, or each primary of a Cluster.
+        """Return a function per server that runs plain commands: for the only server, or each primary of a Cluster.
 
-        Of a Cluster the primaries are known after the first command.
+        A Cluster's primaries are known after the first command.
         """
 
         def caller(node: Any) -> Callable[..., Awaitable[Any]]:
@@ -138,7 +138,7 @@ class RedisClient:
         self._closed = True
         if self._tasks:
             _, left = await asyncio.wait(self._tasks, timeout=grace_s)
-            for task in left:  # else a Cluster's client opens new connections for them
+            for task in left:  # else a Cluster's client opens new connections for these
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         if self._values is not None:
@@ -160,7 +160,7 @@ class RedisClient:
             caller = asyncio.current_task()
             if not task.cancelled() or (caller is not None and caller.cancelling()):
                 raise
-        # The command was cancelled and its caller was not: by `close`, or within redis-py.
+        # The command was cancelled, by `close` or within redis-py, and its caller was not.
         if self._closed:
             raise RedisClosed("the connection was closed")
         self._policy.missed("the command was cancelled with its connection")
@@ -170,7 +170,7 @@ class RedisClient:
         async with self._gate:
             self._policy.admit()
             try:
-                if self.cluster:  # before it knows the nodes, its commands go to any of them
+                if self.cluster:  # before it knows the nodes, commands go to any node
                     await self._redis.initialize()
                 reply = await work(self._redis)
             except Exception as error:
@@ -194,7 +194,7 @@ class RedisClient:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # a waiter that left must not make the loop complain
+            task.exception()  # read the error: asyncio logs errors that no one reads
 
 
 async def _of_cluster(redis: Any, commands: Sequence[Command]) -> list[Any]:

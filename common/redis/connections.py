@@ -1,6 +1,7 @@
-"""Connections to one Redis server: each command has one to itself until its reply has come, and is sent once.
+"""Connections to one Redis server: a command has a connection to itself until its reply, and is sent once.
 
-redis-py's own pool costs as much per command as the command: events, measurements and a lock that are not used here.
+redis-py's own pool takes as long per command as the command itself, for events, measurements and a lock that are not
+needed here.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from redis.exceptions import ResponseError
 
 
 class ServerConnections:
-    """As many connections as commands are in flight; the idle ones are used again.
+    """A pool of connections: one for each command in flight; idle connections are used again.
 
-    `make` returns a new connection of redis-py, not yet open; `timeout_s` and `connect_s` bound one reply and the
-    opening of one connection. Errors are those of redis-py, and TimeoutError.
+    `make` returns a new connection of redis-py, not yet open; `timeout_s` bounds the wait for one reply, `connect_s`
+    the opening of one connection. Errors are those of redis-py, and TimeoutError.
     """
 
     def __init__(self, make: Callable[[], Any], *, timeout_s: float, connect_s: float) -> None:
@@ -33,7 +34,7 @@ class ServerConnections:
         return await self._on_one(ask)
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the replies of commands sent together on one connection; a refused one's is its ResponseError."""
+        """Return the replies of commands sent together on one connection; a refused command's is its ResponseError."""
 
         async def ask(connection: Any) -> list[Any]:
             await connection.send_packed_command(connection.pack_commands(commands))
@@ -50,7 +51,7 @@ class ServerConnections:
     async def _on_one(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         connection = self._idle.pop() if self._idle else self._make()
         try:
-            # There is something to read where nothing was asked: the server has closed the connection.
+            # A connection that can be read before a command was sent was closed by the server.
             if not connection.is_connected or await connection.can_read():
                 await self._open(connection)
             async with asyncio.timeout(self._timeout_s):
@@ -59,9 +60,7 @@ class ServerConnections:
             self._idle.append(connection)
             raise
         except BaseException:
-            await connection.disconnect(
-                nowait=True
-            )  # the reply may still come, and is nobody else's
+            await connection.disconnect(nowait=True)  # no later command may read its reply
             raise
         self._idle.append(connection)
         return reply

@@ -1,4 +1,4 @@
-"""Durability is a named level; this checks at start that the server really keeps it."""
+"""Durability of the server: a check at the start that its settings keep the named level."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ASKED = ("appendonly", "appendfsync", "maxmemory-policy", "min-replicas-to-writ
 
 
 def problems(level: str, settings: Mapping[str, str]) -> list[str]:
-    """Return one sentence per setting that breaks the promise of `level`; empty if it is kept.
+    """Return one sentence per setting that breaks the promise of `level`; [] if all settings keep it.
 
-    Settings that the server does not tell (managed services forbid CONFIG) are taken as right.
+    Settings that the server does not tell (managed services forbid CONFIG) count as right.
     """
     found = []
     policy = settings.get("maxmemory-policy", "noeviction")
@@ -35,7 +35,7 @@ def problems(level: str, settings: Mapping[str, str]) -> list[str]:
 
 
 async def settings(call: Callable[..., Awaitable[Any]]) -> dict[str, str]:
-    """Ask the server for the settings that matter; `call` runs one command. Empty if it may not say."""
+    """Ask the server for the settings that matter; `call` runs one command. Empty if the server forbids CONFIG."""
     told: dict[str, str] = {}
     for name in _ASKED:
         try:

@@ -23,7 +23,7 @@ _AWAY = (
     RedisConnectionError,
     RedisTimeoutError,
     BusyLoadingError,
-    ClusterError,  # it is down, or has sent the command round in circles
+    ClusterError,  # the Cluster is down, or has redirected the command too often
     RedisClusterException,
     TryAgainError,
     ReadOnlyError,
@@ -55,8 +55,8 @@ def is_away(error: Exception, *, cluster: bool) -> bool:
     if isinstance(error, _AWAY):
         return True
     if cluster and isinstance(error, AttributeError):
-        return True  # redis-py, at a connection that is closed while it is being opened
-    text = str(error)  # of a script the word is not at the front
+        return True  # redis-py's error for a connection that closes while it opens
+    text = str(error)  # a script's error has the word within the text
     return isinstance(error, ResponseError) and any(word in text for word in _AWAY_REPLIES)
 
 

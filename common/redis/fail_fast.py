@@ -1,4 +1,4 @@
-"""The policy of a server that one can do without: nobody waits for it for long, and for a while nobody asks again."""
+"""The policy of a server that is not essential: short waits, and no commands for a while after a failure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from common.redis.errors import RedisAway
 
 
 class FailFastPolicy:
-    """Tries a command once, for `timeout_s` in all, and none while the breaker is open.
+    """Tries a command once, for at most `timeout_s`, and sends no command while the breaker is open.
 
-    `name` is the server's in messages, and `down` makes the error of a caller that gets no answer.
+    `name` is the server's name in messages; `down` makes the error of a caller that gets no answer.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class FailFastPolicy:
         self.breaker = CircuitBreaker(clock, again_s=again_s, probe_s=timeout_s)
 
     async def run(self, attempt: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
-        """Return the reply, or raise the error that `down` makes within `timeout_s`."""
+        """Return the reply within `timeout_s`, or raise the error that `down` makes."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._refuse_while_open()
         try:
@@ -42,7 +42,7 @@ class FailFastPolicy:
             raise self._down(f"{self._name} is busy: no reply within {limit_s:g} s") from None
 
     def admit(self) -> None:
-        """Refuse while the breaker is open; the first command after that finds out for all others."""
+        """Raise `down`'s error while the breaker is open; the first command after that is the try for all."""
         self._refuse_while_open()
         self.breaker.probe()
 

@@ -1,7 +1,7 @@
 """The heartbeat thread: renews heartbeat keys each second while the compute loops make progress.
 
-A thread with its own connection, so that a busy event loop does not look dead; a hung compute loop must, so a heart
-whose work is overdue is not renewed and its leases are lost like a dead worker's.
+The thread has its own connection, so that a worker with a busy event loop does not look dead. A worker with a hung
+compute loop must look dead: a heartbeat whose step is overdue is not renewed, and the worker loses its leases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = log.get("bus")
 
 
 class Heartbeat:
-    """One worker's sign of life; `overdue` is judged against the step it said it is in."""
+    """One worker's sign of life; `overdue` compares the running step with its predicted time."""
 
     def __init__(self, key: str, now: Callable[[], float] = SYSTEM.monotonic) -> None:
         self.key = key
@@ -35,20 +35,20 @@ class Heartbeat:
         self.lost = threading.Event()
 
     def working(self, predicted_s: float) -> None:
-        """A step has begun that should take `predicted_s`; overdue after max(10 s, 5 x that)."""
+        """Record that a step has begun; it is overdue after 5 * `predicted_s`, or 10 s if that is longer."""
         self._limit = self._now() + max(OVERDUE_S, 5 * predicted_s)
 
     def idle(self) -> None:
-        """No step is running, so none can be overdue."""
+        """Record that no step is running, so that none can be overdue."""
         self._limit = None
 
     def turn(self) -> None:
-        """The worker's event loop has turned."""
+        """Record that the worker's event loop has turned."""
         self._turned = self._now()
 
     @property
     def overdue(self) -> bool:
-        """True if the running step has taken far longer than predicted, or outside steps the loop hangs."""
+        """True if the running step takes far longer than predicted, or the event loop hangs outside steps."""
         limit = self._limit
         if limit is None:
             limit = self._turned + OVERDUE_S
@@ -56,7 +56,7 @@ class Heartbeat:
 
 
 class HeartbeatThread:
-    """One thread a process that renews every pulse; a pulse whose key is gone is marked lost."""
+    """The thread of a process that renews every pulse's key; a pulse whose key is gone is marked lost."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._pulses: set[Heartbeat] = set()
@@ -74,7 +74,7 @@ class HeartbeatThread:
                 self._thread.start()
 
     def remove(self, pulse: Heartbeat) -> None:
-        """Let `pulse` go; its key lapses."""
+        """Stop renewing `pulse`; its key lapses."""
         with self._lock:
             self._pulses.discard(pulse)
 
@@ -93,7 +93,7 @@ class HeartbeatThread:
         self._close(client)
 
     def _renew(self, client: Any, pulses: list[Heartbeat]) -> Any:
-        """Renew every pulse; returns the client to go on with, or None where it failed."""
+        """Renew every pulse; return the client for the next round, or None after a failure."""
         failed = False
         for pulse in pulses:
             try:
@@ -108,7 +108,7 @@ class HeartbeatThread:
                 failed = True
                 _log.exception("heart_failed", key=pulse.key)
             if failed and not self._address.cluster:
-                break  # in a Cluster the other nodes' hearts must not wait for this one
+                break  # in a Cluster other nodes may still answer
         if failed:
             self._close(client)
             return None

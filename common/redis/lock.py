@@ -1,4 +1,4 @@
-"""A lock in Redis that one process at a time has, for as long as it renews it; only its owner deletes it."""
+"""A lock in Redis that one process at a time holds, as long as it renews the lock; only the owner deletes it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from common.clock import Clock
 from common.redis.scripts import ScriptSet
 
 Acquired = Literal["taken", "renewed", "other"]
-_ACQUIRED: tuple[Acquired, ...] = ("other", "renewed", "taken")  # by what the script returns
+_ACQUIRED: tuple[Acquired, ...] = ("other", "renewed", "taken")  # by the script's number
 _SCRIPTS = ScriptSet.read(Path(__file__).parent / "lua", ("acquire", "release"))
 
 
 class RedisLock:
     """One process' hold on the lock `key`, which lapses `life_ms` after it was last renewed.
 
-    `call` runs one command on the server that has the key; `owner` must be this process' alone. A full server gives
-    the lock as well: what the owner does may be what makes room.
+    `call` runs one command on the server that has the key; `owner` must be this process' own name. A full server gives
+    the lock, too, since its owner's work may free memory.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class RedisLock:
 
     @property
     def held(self) -> bool:
-        """True while nobody else can have it: from a success until its life after that call began."""
+        """True while no other process can have the lock: until `life_ms` after the last successful call began."""
         return self._until_s is not None and self._clock.monotonic() < self._until_s
 
     async def acquire(self) -> Acquired:
-        """Take the lock if nobody has it, renew it if it is ours; return which, or that another has it.
+        """Take a free lock ("taken") or renew this process' own ("renewed"); "other" if another owner has it.
 
-        Raises what `call` raises; then it is ours only for as long as `held` says.
+        Errors of `call` pass through; after one the lock is this process' only while `held` is True.
         """
         asked_s = self._clock.monotonic()
         got = _ACQUIRED[await self._run("acquire", self._owner, self._life_ms)]
@@ -44,7 +44,7 @@ class RedisLock:
         return got
 
     async def release(self) -> bool:
-        """Delete the lock if it is ours; return whether it was."""
+        """Delete the lock if this process has it; return whether it did."""
         self._until_s = None
         return bool(await self._run("release", self._owner))
 

@@ -1,4 +1,4 @@
-"""The policy of the bus: a command is tried again until Redis is back, and how long Redis was away is known."""
+"""The policy of the bus: commands are tried again until Redis is back, and the time without Redis is measured."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FIRST_S, _LONGEST_S = 0.02, 1.0
 
 
 class PersistPolicy:
-    """Tries again with backoff; `reachable_since` is by `clock.monotonic()`, or None while Redis is away.
+    """Tries commands again with backoff; `reachable_since` is by `clock.monotonic()`, None while Redis is away.
 
-    `down` makes the error of a caller whose time is over.
+    `down` makes the error of a caller whose timeout has passed.
     """
 
     def __init__(self, clock: Clock, *, down: Callable[[str], Exception]) -> None:
@@ -27,7 +27,7 @@ class PersistPolicy:
         self._lost_at = clock.monotonic()
 
     async def run(self, attempt: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
-        """Return the reply, tried for `timeout_s` (0: once); then the error that `down` makes."""
+        """Return the reply; after tries for `timeout_s` (0: one try) raise the error that `down` makes."""
         patience_s = PATIENCE_S if timeout_s is None else timeout_s
         deadline, pause = self._clock.monotonic() + patience_s, _FIRST_S
         while True:
@@ -41,29 +41,29 @@ class PersistPolicy:
             pause = min(pause * 2, _LONGEST_S)
 
     def admit(self) -> None:
-        """Everything is tried."""
+        """Allow every command."""
 
     def reached(self, took_s: float) -> None:
-        """Begin to count from now if Redis was away, or so slow that it may have stood still."""
+        """Restart `reached_for` at 0 if Redis was away, or so slow that it may have stood still."""
         if self.reachable_since is None or took_s > SLOW_S:
             self.reachable_since = self._clock.monotonic()
 
-    def missed(self, why: str) -> None:  # noqa: ARG002 - the caller's error tells why
-        """Begin to count for how long Redis is away."""
+    def missed(self, why: str) -> None:  # noqa: ARG002 - the caller's error has the reason
+        """Begin to measure how long Redis is away."""
         if self.reachable_since is not None:
             self.reachable_since = None
             self._lost_at = self._clock.monotonic()
 
     def suspect(self) -> None:
-        """Count from now on how long Redis has been reached: it, or all, may have stood still."""
+        """Restart `reached_for` at 0, since Redis or this machine may have stood still."""
         if self.reachable_since is not None:
             self.reachable_since = self._clock.monotonic()
 
     def down_s(self) -> float:
-        """Seconds since Redis was last reached; 0.0 if it is reachable."""
+        """The seconds since Redis became unreachable; 0.0 if it is reachable."""
         return 0.0 if self.reachable_since is not None else self._clock.monotonic() - self._lost_at
 
     def reached_for(self) -> float:
-        """Seconds for which Redis has been reached without a break."""
+        """The seconds for which Redis has been reachable without a break."""
         since = self.reachable_since
         return 0.0 if since is None else self._clock.monotonic() - since

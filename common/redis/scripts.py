@@ -1,4 +1,4 @@
-"""Lua scripts by name, run by their SHA and sent whole where a server does not know them."""
+"""Lua scripts by name, run by their SHA, and sent in full to a server that does not know them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError
 
 def sha1(text: str) -> str:
     """Return the name by which EVALSHA knows a script."""
-    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis chose it
+    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis prescribes SHA-1
 
 
 class ScriptSet:

@@ -1,6 +1,6 @@
 """Connections for large values: each value is read from the socket into a buffer of its own size.
 
-redis-py's parser copies a value of some hundred kilobytes several times, which takes six times as long.
+redis-py's parser copies a value of some hundred kilobytes several times, and takes six times as long.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 Reply = bytearray | bytes | int | ResponseError | None
-_LINES_BYTES = 1 << 13  # what is read at once between values; no line of a reply is longer
+_LINES_BYTES = 1 << 13  # the buffer between values, and the longest line of a reply
 _END = b"\r\n"
 
 
 def packed(command: Sequence[Any]) -> bytes:
-    """Return a command as the server reads it; its words are bytes, texts or numbers."""
+    """Return a command in Redis' protocol; its words are bytes, texts or numbers."""
     words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
 
 
 class ReplyReader(asyncio.BufferedProtocol):
-    """Reads replies that are no arrays: statuses as bytes, numbers, values as bytearrays, None, and errors."""
+    """Reads replies other than arrays: statuses as bytes, numbers, values as bytearrays, None, and errors."""
 
     def __init__(self) -> None:
         self.lost = False
         self._transport: asyncio.Transport | None = None
         self._lines, self._filled = bytearray(_LINES_BYTES), 0
-        self._value: bytearray | None = None  # the value that is being read, and how much of it
+        self._value: bytearray | None = None  # the value being read; `_got` bytes of it have come
         self._got = 0
-        self._skip = 0  # bytes of the end of the last value that have not come
+        self._skip = 0  # bytes of the last value's line end still to come
         self._replies: list[Reply] = []
         self._wanted = 0
         self._all: asyncio.Future[list[Reply]] | None = None
@@ -40,7 +40,7 @@ class ReplyReader(asyncio.BufferedProtocol):
     async def ask(self, commands: Sequence[Sequence[Any]]) -> list[Reply]:
         """Send commands together and return their replies; RedisConnectionError if the connection is lost.
 
-        A caller that is cancelled must close the connection, since replies may still come.
+        A cancelled caller must close the connection, since replies may still come.
         """
         if self.lost or self._transport is None:
             raise RedisConnectionError("the connection is closed")
@@ -56,21 +56,21 @@ class ReplyReader(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = transport  # type: ignore[assignment]  # uvloop's derive from nothing of asyncio's
+        """Keep the transport of the new connection."""
+        self._transport = transport  # type: ignore[assignment]  # uvloop's are no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait for replies with an error."""
         self._fail(f"the server closed the connection ({exc})" if exc else "closed by the server")
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """Return where the next bytes belong: into the value that is being read, or among the lines."""
+        """Return the buffer for the next bytes: the rest of the value being read, or of the lines."""
         if self._value is not None:
             return memoryview(self._value)[self._got :]
         return memoryview(self._lines)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that have come."""
+        """Read the `nbytes` bytes that came into the buffer."""
         if self._value is None:
             self._filled += nbytes
             self._read_lines()
@@ -107,7 +107,7 @@ class ReplyReader(asyncio.BufferedProtocol):
         self._filled = left
 
     def _begin(self, size: int, at: int) -> int:
-        """Begin to read a value, with what has come of it; return how much that is."""
+        """Begin to read a value of `size` bytes; return how many of these are in the lines from `at` on."""
         step = min(size, self._filled - at)
         value = bytearray(size)
         value[:step] = self._lines[at : at + step]
@@ -136,10 +136,10 @@ def _plain(kind: bytes | bytearray, text: bytes) -> Reply:
 
 
 class ValueConnections:
-    """As many connections as calls are in flight; the idle ones are used again.
+    """A pool of connections: one for each call in flight; idle connections are used again.
 
-    `options` are those of a URL as redis-py reads it; `timeout_s` and `connect_s` bound one call and the opening of one
-    connection. Errors are those of redis-py, and TimeoutError.
+    `options` are the parts of a URL by redis-py's `parse_url`; `timeout_s` bounds one call, `connect_s` the opening of
+    one connection. Errors are those of redis-py, and TimeoutError.
     """
 
     def __init__(self, options: Mapping[str, Any], *, timeout_s: float, connect_s: float) -> None:
@@ -147,7 +147,7 @@ class ValueConnections:
         self._idle: list[ReplyReader] = []
 
     async def ask(self, commands: Sequence[Sequence[Any]]) -> list[Reply]:
-        """Return the replies of commands sent together; a refused one's is its ResponseError."""
+        """Return the replies of commands sent together; a refused command's is its ResponseError."""
         reader: ReplyReader | None = None
         while self._idle and (reader is None or reader.lost):
             reader = self._idle.pop()
@@ -157,7 +157,7 @@ class ValueConnections:
             async with asyncio.timeout(self._timeout_s):
                 replies = await reader.ask(commands)
         except BaseException:
-            reader.close()  # replies may still come, and are nobody else's
+            reader.close()  # no later call may read its replies
             raise
         self._idle.append(reader)
         return replies

@@ -25,8 +25,8 @@ _CACHED = 10_000
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """One API key; a quota of 0 means unlimited, `digest` is the hash of the key's secret.
 
-    `page_bytes` limits the bytes of the tenant's KV pages in a tier. `timeout_s` (0: none) and `priority` hold for
-    requests that name none.
+    `page_bytes` limits the bytes of the tenant's KV pages in a tier. `timeout_s` (0: none) and `priority` are the
+    defaults of requests.
     """
 
     id: str
@@ -52,7 +52,7 @@ def _digest(secret: str) -> bytes:
 
 
 class KeyStore:
-    """Create, list, rotate, revoke and check API keys."""
+    """The store of API keys: creates, lists, rotates, revokes and checks keys."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -70,7 +70,7 @@ class KeyStore:
         priority: Literal["low", "normal"] = "normal",
         page_bytes: int = 0,
     ) -> tuple[ApiKey, str]:
-        """Return a new key and its secret text, which is shown this once; ValueError on a bad tenant or quota."""
+        """Return a new key and its secret text, which is shown only now; ValueError for a bad tenant or quota."""
         if not _TENANT.match(tenant):
             raise ValueError(f"tenant {tenant!r}: expected 1 to 63 of a-z, 0-9, '.', '_' and '-'")
         if min(requests_per_minute, tokens_per_minute, concurrency, page_bytes) < 0:
@@ -131,7 +131,7 @@ class KeyStore:
         return bool(await self._bus.connection.call("SCARD", keys.API_KEYS))
 
     async def check(self, text: str) -> ApiKey:
-        """Return the key a bearer text is, read at most once a second; Unauthenticated if it is none."""
+        """Return the key of a bearer text, read at most once a second; Unauthenticated for other texts."""
         if (known := self.known(text)) is not None:
             return known
         match = _KEY.match(text)
@@ -148,7 +148,7 @@ class KeyStore:
         return key
 
     def known(self, text: str) -> ApiKey | None:
-        """Return the key a bearer text is if it was read within the last second."""
+        """Return the key of a bearer text if it was read within the last second, else None."""
         match = _KEY.match(text)
         cached = match and self._checked.get(match[1])
         if not match or not cached or self._bus.clock.monotonic() - cached[0] >= CHECK_S:

@@ -20,7 +20,7 @@ class Collections:
         self._redis, self._clock = bus.connection, bus.clock
 
     async def create(self, record: CollectionRecord) -> bool:
-        """Register a collection; False if the tenant has one of that name."""
+        """Register a collection; False if the tenant has another one of that name."""
         field = f"{record.tenant}/{record.name}"
         if await self._redis.call("HSETNX", COLLECTIONS, field, encode(record)):
             await self.mark_changed()
@@ -29,33 +29,33 @@ class Collections:
         return stored is not None and stored.id == record.id  # the reply to an earlier try was lost
 
     async def get(self, tenant: str, name: str) -> CollectionRecord | None:
-        """Return a tenant's collection, or None."""
+        """Return a tenant's collection by its name, or None."""
         raw = await self._redis.call("HGET", COLLECTIONS, f"{tenant}/{name}")
         return None if raw is None else decode(raw, CollectionRecord)
 
     async def all(self, tenant: str | None = None) -> list[CollectionRecord]:
-        """Return a tenant's collections, or all, by name."""
+        """Return a tenant's collections, or, for None, all tenants', ordered by name."""
         rows = hash_of(await self._redis.call("HGETALL", COLLECTIONS))
         records = [decode(raw, CollectionRecord) for _, raw in sorted(rows.items())]
         return [r for r in records if tenant is None or r.tenant == tenant]
 
     async def replace(self, old: CollectionRecord, new: CollectionRecord) -> bool:
-        """Let the name of `old` mean `new`, and remember that `old` is gone; False if it means another by now."""
+        """Give the name of `old` to `new`, and record that `old` is gone; False if another collection has the name."""
         swapped = await self._swap(old, new)
         await self.mark_changed()
         return swapped
 
     async def remove(self, record: CollectionRecord) -> None:
-        """Unregister a collection and remember its id, so that no replica brings it back."""
+        """Unregister a collection and record its id as removed, so that no replica registers it again."""
         await self._redis.call("SADD", REMOVED, record.id)
         await self._swap(record, None)
         await self.mark_changed()
 
     async def _swap(self, old: CollectionRecord, new: CollectionRecord | None) -> bool:
-        """Compare and set: a name that means `old` means `new` from now on, or nothing; False if it means another."""
+        """Replace `old` by `new`, or by nothing, under its name; False if another collection has the name."""
         field, value = f"{old.tenant}/{old.name}", encode(new) if new is not None else b""
         tried = False
-        while True:  # each repetition is another process' change of the record
+        while True:  # repeated after a change of the record by another process
             raw = await self._redis.call("HGET", COLLECTIONS, field)
             found = decode(raw, CollectionRecord).id if raw is not None else None
             if tried and found == (new.id if new is not None else None):
@@ -69,9 +69,9 @@ class Collections:
             tried = True
 
     async def mark_placed(self, record: CollectionRecord) -> bool:
-        """Note that a collection has a placement from now on; False if its name means another collection by now."""
+        """Record that a collection has a placement; False if another collection has its name by now."""
         field = f"{record.tenant}/{record.name}"
-        while True:  # each repetition is another process' change of the record
+        while True:  # repeated after a change of the record by another process
             raw = await self._redis.call("HGET", COLLECTIONS, field)
             found = decode(raw, CollectionRecord) if raw is not None else None
             if found is None or found.id != record.id:
@@ -83,12 +83,12 @@ class Collections:
                 return True
 
     async def unname(self, record: CollectionRecord) -> None:
-        """Let the name of a collection mean none; it lives on under another one."""
+        """Free the name of a collection that lives on under another name."""
         await self._redis.call("HDEL", COLLECTIONS, f"{record.tenant}/{record.name}")
         await self.mark_changed()
 
     def reembed_lock(self, record: CollectionRecord, request: str, life_ms: int) -> RedisLock:
-        """Return the lock by which `request` keeps others from writing to a collection while it re-embeds the texts."""
+        """Return the lock that lets only `request` write to a collection while it re-embeds the texts."""
         name = keys.reembedding(record.id)
         return RedisLock(self._redis.call, name, request, life_ms, self._clock)
 
@@ -97,11 +97,11 @@ class Collections:
         return bool(await self._redis.call("EXISTS", keys.reembedding(record.id)))
 
     async def mark_changed(self) -> None:
-        """Say that the collections were changed, after they were: replicas read them again."""
+        """Publish that the registry was changed, so that replicas read it again; to call after the change."""
         await self._redis.call("SET", CHANGES, ulid())
 
     async def changes(self) -> bytes | None:
-        """Return a mark that is another one after each change of the collections; None if there is none yet."""
+        """Return a mark that differs after each change of the registry; None before the first change."""
         raw: bytes | None = await self._redis.call("GET", CHANGES)
         return raw
 

@@ -9,7 +9,7 @@ from common.bus import Bus, keys, unreadable
 from common.ids import Family, family_of
 from common.wire.registry import DeadLetter
 
-LETTERS = 20  # read at once: a letter holds its job
+LETTERS = 20  # letters read at once: each holds its job
 
 
 class DeadLetters:
@@ -29,24 +29,24 @@ class DeadLetters:
         return sorted(letters, key=lambda letter: letter.at_ms)
 
     async def count(self, family: Family) -> int:
-        """Return how many dead letters a family keeps."""
+        """Return the number of dead letters that a family keeps."""
         return int(await self._redis.call("XLEN", keys.dead(family)))
 
     async def families(self) -> list[Family]:
-        """Return the families that keep dead letters, by a walk over all keys."""
+        """Return the families that keep dead letters, found by a scan of all keys."""
         found = []
         for name in await self._scan("{*}:dead"):
-            with contextlib.suppress(ValueError):  # somebody else's key
+            with contextlib.suppress(ValueError):  # a key of another program
                 family = keys.family_of_key(name)
                 if await self.count(family):
                     found.append(family)
         return found
 
     async def drop(self, job: str) -> bool:
-        """Delete a dead letter; False if there is none of this job."""
+        """Delete a job's dead letter; False if the job has none."""
         name, letters = keys.dead(family_of(job)), keys.letters(family_of(job))
         entries = await self._redis.call("HGET", letters, job)
-        if entries is None:  # of an earlier version, and not indexed yet
+        if entries is None:  # an earlier version's letter is not indexed yet
             await self.index(family_of(job))
             entries = await self._redis.call("HGET", letters, job)
         if entries is None:
@@ -56,9 +56,9 @@ class DeadLetters:
         return dropped
 
     async def index(self, family: Family) -> int:
-        """Index a family's dead letters by job, as those of earlier versions are not; may be repeated.
+        """Index a family's dead letters by job, as earlier versions did not; return the number of letters of stages.
 
-        Returns how many of them are of a request's stages.
+        The call may be repeated.
         """
         start, stages = "-", 0
         names = [keys.letters(family)]
@@ -85,7 +85,7 @@ class DeadLetters:
 
 
 def _letter(flat: Sequence[bytes]) -> DeadLetter | None:
-    """Return one entry of a family's dead letters; None, counted and logged, if it is none."""
+    """Return one entry of a family's dead letters; None, counted and logged, if it is unreadable."""
     f = dict(zip(flat[::2], flat[1::2], strict=True))
     try:
         return DeadLetter(

@@ -1,8 +1,7 @@
 """Announcements of deleted sessions to workers: one bounded stream a family, which each worker reads in order.
 
-An entry names the session by a digest and its pages by their ids, so the entry tells nothing to a reader who does not
-know them. A worker answers with the number of pages that it forgot; a dead worker is not waited for, since its
-memory is gone with it.
+An entry holds a digest of the session's id and the ids of its pages, from which a reader learns nothing more. A worker
+answers with the number of pages that it forgot. A dead worker needs no answer, since its memory is gone.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ from common.redis.replies import hash_of
 from common.wire.message import decode, encode
 from common.wire.registry import Forgot
 
-MOST = 1000  # entries; a worker that finds so many unread has missed some
+MOST = 1000  # entries; a worker that finds this many unread may have missed some
 KEEP_S = 3600.0
 ANSWERS_S = 60.0
 _SIZE = 16
 
 
 class DeletedSession(NamedTuple):
-    """One deletion: its place in the stream, the session's digest, and the pages of its turns.
+    """One deletion: the id of its entry, the session's digest, and the pages of its turns.
 
-    A session that `goes_on` has lost a turn and may be in another one. An entry that could not be read has no digest:
-    there is nothing to forget.
+    A session that `goes_on` has lost one turn and may run another one. An unreadable entry has no digest and no pages.
     """
 
     entry: str
@@ -39,7 +37,7 @@ class DeletedSession(NamedTuple):
 
 
 def digest_of(session: str) -> bytes:
-    """Return how a deletion names a session."""
+    """Return the digest by which a deletion names a session."""
     return hashlib.blake2b(session.encode(), digest_size=_SIZE).digest()
 
 
@@ -50,9 +48,9 @@ class Deletions:
         self._redis = bus.connection
 
     async def announce(self, session: str, ids: Sequence[PageId], *, goes_on: bool = False) -> str:
-        """Tell the workers of a session's family to forget it; returns the entry. BusFull where there is no room.
+        """Tell the workers of a session's family to forget it; return the entry's id. BusFull if Redis is full.
 
-        Turns that run are dropped, unless it `goes_on`.
+        Running turns of the session are dropped, unless it `goes_on`.
         """
         name = keys.forgets(family_of(session))
         packed = b"".join(ids)
@@ -64,13 +62,13 @@ class Deletions:
         return entry.decode()
 
     async def read(self, family: Family, after: str) -> list[DeletedSession]:
-        """Return the deletions after an entry, waiting up to a second for one; at MOST some may be missing."""
+        """Return the deletions after an entry; wait up to a second for one. If there are MOST, some may be missing."""
         command = ("XREAD", "COUNT", MOST, "BLOCK", BLOCK_MS, "STREAMS", keys.forgets(family))
         reply = await self._redis.blocking(*command, after)
         return [_forget(entry.decode(), flat) for _, rows in reply or () for entry, flat in rows]
 
     async def answer(self, family: Family, entry: str, forgot: Forgot) -> None:
-        """Answer an entry."""
+        """Publish a worker's answer to an entry."""
         name = keys.forgotten(family, entry)
         await self._redis.call("HSET", name, forgot.worker, encode(forgot))
         await self._redis.call("PEXPIRE", name, int(1000 * ANSWERS_S))
@@ -79,12 +77,12 @@ class Deletions:
         await self._redis.call("PEXPIRE", bell, int(1000 * ANSWERS_S))
 
     async def await_answer(self, family: Family, entry: str, seconds: float) -> None:
-        """Return when an entry has a further answer, or after so many seconds, at most one."""
+        """Return when an entry has a further answer, or after `seconds`, at most 1."""
         wait_s = max(min(seconds, BLOCK_MS / 1000), 0.01)
         await self._redis.blocking("BLPOP", keys.forgotten_bell(family, entry), wait_s)
 
     async def answers(self, family: Family, entry: str) -> list[Forgot]:
-        """Return the answers to an entry by now."""
+        """Return the answers that an entry has now."""
         flat = await self._redis.call("HGETALL", keys.forgotten(family, entry))
         return [decode(raw, Forgot) for raw in hash_of(flat).values()]
 

@@ -1,4 +1,4 @@
-"""Idempotency keys: which request a client's key stands for."""
+"""Idempotency keys: the request for which a client's key stands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Idempotency:
         Conflict (409 `idempotency_conflict`) if the key was used with another body.
         """
         name, mine = keys.claim(tenant, key), body_hash + request.encode()
-        # First: a claim that its request does not name would outlive the request's session.
+        # First, since a claim that its request does not name would outlive the request's session.
         await self._redis.call("SET", keys.claimed(request), name, "EX", CLAIM_S + 60)
         stored: bytes = await self._redis.script("claim", [name], [mine, CLAIM_S])
         if stored[len(body_hash) :] != request.encode():
@@ -34,11 +34,11 @@ class Idempotency:
         return stored[len(body_hash) :].decode()
 
     async def claimed(self, tenant: str, key: str) -> str | None:
-        """Return the request that (tenant, key) was claimed for, or None."""
+        """Return the request for which (tenant, key) was claimed, or None."""
         stored = await self._redis.call("GET", keys.claim(tenant, key))
         return None if stored is None else str(stored[BODY_HASH_BYTES:].decode())
 
     async def release(self, tenant: str, key: str, request: str) -> None:
-        """Release a claim whose request was refused at the door."""
+        """Release the claim of a request that was not admitted."""
         await self._redis.script("unclaim", [keys.claim(tenant, key)], [request])
         await self._redis.call("DEL", keys.claimed(request))

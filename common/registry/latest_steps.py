@@ -1,4 +1,4 @@
-"""The latest steps that workers computed in stages, a part attended on the host: published for operators to look at."""
+"""The latest steps that workers computed in stages, partly attended on the host: published for operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.ids import Family
 from common.wire.message import decode, encode
 from common.wire.registry import StepRecord
 
-SHOWN_S = 60.0  # how long a step is shown once no other one follows
+SHOWN_S = 60.0  # seconds for which a step is shown if no other one follows
 
 
 class LatestSteps:
@@ -19,12 +19,12 @@ class LatestSteps:
         self._redis = bus.connection
 
     async def publish(self, family: Family, worker: str, step: StepRecord) -> None:
-        """Put a step in the place of the worker's last one; one try."""
+        """Replace the worker's last step by a new one; one try."""
         name = keys.step(family, worker)
         await self._redis.call("SET", name, encode(step), "PX", int(1000 * SHOWN_S), timeout_s=0.0)
 
     async def of(self, family: Family, workers: Sequence[str]) -> dict[str, StepRecord]:
-        """Return the steps of those workers that computed any lately, by worker."""
+        """Return by worker the steps of workers that computed one within SHOWN_S."""
         if not workers:
             return {}
         raw = await self._redis.call("MGET", *(keys.step(family, worker) for worker in workers))

@@ -1,7 +1,7 @@
-"""The layout of a collection: which shard holds a document, and what a client's token says about each shard.
+"""The layout of a collection: the shard of each document, and the write of each shard that a client's token names.
 
-A token is the applied ids of shards, separated by commas: the id of shard n stands at the n-th place. As a shard's
-number is never used again, a token of an older layout says which shards it speaks of.
+A token holds the applied ids of shards, separated by commas: the id of shard n is at the n-th place. As a shard's
+number is never used again, a token of an older layout still names its shards.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from common.bus.writes import id_pair
 from common.errors import Conflict
 from common.wire.registry import CollectionPlacement, CollectionRecord, PlacedShard
 
-SPACE = 1 << 32  # of the hashes of documents
+SPACE = 1 << 32  # the number of hashes of documents
 
 
 def hash_of_document(document: str) -> int:
-    """Return the hash of a document's id, by which a placed collection's shards divide the documents."""
+    """Return the hash of a document's id, which determines its shard in a placed collection."""
     return int(xxhash.xxh3_64_intdigest(document.encode())) >> 32
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """Return ranges of hashes of equal size that cover all hashes."""
+    """Return `count` ranges of equal size that cover all hashes."""
     bounds = [SPACE * part // count for part in range(count + 1)]
     return list(itertools.pairwise(bounds))
 
 
 class ShardLayout(NamedTuple):
-    """The shards of a collection as one version of its placement has them; without one as its record has them."""
+    """The shards of a collection by one version of its placement, or, without a placement, by its record."""
 
     version: int
     numbers: tuple[int, ...]
-    shards: tuple[PlacedShard, ...] = ()  # none: every process holds every shard
+    shards: tuple[PlacedShard, ...] = ()  # empty: every process holds every shard
 
     @classmethod
     def of(cls, record: CollectionRecord, placement: CollectionPlacement | None) -> ShardLayout:
@@ -48,21 +48,21 @@ class ShardLayout(NamedTuple):
         return cls(placement.layout, tuple(shard.number for shard in shards), shards)
 
     def shard_of(self, document: str) -> int:
-        """Return the number of the shard that a document lives on."""
+        """Return the number of a document's shard."""
         if not self.shards:
             return zlib.crc32(document.encode()) % len(self.numbers)
         at = bisect.bisect_right(self.shards, hash_of_document(document), key=_low) - 1
         return self.shards[at].number
 
     def grouped(self, documents: Iterable[str]) -> dict[int, list[str]]:
-        """Return the documents that live on each shard, in the order given."""
+        """Return the documents of each shard, in the given order."""
         found: dict[int, list[str]] = {}
         for document in documents:
             found.setdefault(self.shard_of(document), []).append(document)
         return found
 
     def holders(self) -> list[frozenset[str] | None]:
-        """Return the names of the replicas that serve each shard, in the order of `numbers`; None: all do."""
+        """Return the names of the replicas that serve each shard, in the order of `numbers`; None: all replicas do."""
         if not self.shards:
             return [None] * len(self.numbers)
         return [
@@ -71,10 +71,10 @@ class ShardLayout(NamedTuple):
         ]
 
     def after(self, token: str | None) -> dict[int, str]:
-        """Return the write that each shard must have applied, for the shards that a token speaks of.
+        """Return, for each shard that a token names, the write that the shard must have applied.
 
-        What a token says of a shard that was split holds for its children, whose ids go on rising. Conflict
-        (`layout_changed`) if the token speaks of a shard that has no successor here.
+        A token's write of a shard that was split counts for its children, whose ids go on rising. Conflict
+        (`layout_changed`) if the token names a shard without a successor here.
         """
         ids = {place: part for place, part in enumerate((token or "").split(",")) if part}
         if not self.shards:
@@ -91,7 +91,7 @@ class ShardLayout(NamedTuple):
 
     @staticmethod
     def token(applied: Mapping[int, str]) -> str:
-        """Return the token of applied ids by the number of the shard."""
+        """Return the token of the shards' applied ids, given by number."""
         return ",".join(applied.get(n, "") for n in range(max(applied, default=-1) + 1))
 
 
@@ -100,7 +100,7 @@ def _low(shard: PlacedShard) -> int:
 
 
 def _order(entry: str) -> tuple[int, int]:
-    """Return an id as numbers; what is no id goes first everywhere, and the shard refuses it by name."""
+    """Return an id as numbers; text that is no id counts as the newest, so that the shard gets and refuses it."""
     try:
         return id_pair(entry)
     except ValueError:

@@ -1,9 +1,9 @@
 """Leftovers of sessions on the bus: keys, stream entries and claims, and the two ways to find them.
 
-The indexes that are written with a session name everything, in time that grows with the session. Its list of jobs
-names every job and request that was run for it, and the keys of each have fixed names. The job's record names its
-lane's entry, `{f}:letters` its dead letter, and `{f}:claimed:<request>` its idempotency claim. Rings are in the
-journals that `{f}:journals` names, which hold a minute.
+The indexes that are written with a session name all its leftovers, and reading them takes time in proportion to the
+session. Its list of jobs names every job and request that was run for it, and the keys of each have fixed names. The
+job's record names its lane's entry, `{f}:letters` its dead letter, and `{f}:claimed:<request>` its idempotency claim.
+Notifications (rings) are in the journals that `{f}:journals` names, which hold a minute.
 
 Sessions older than the indexes are found by a scan of every key of every server. A request's id, its stages' job ids
 and every key made from them hold one ulid, so the scan looks for the ulids: in a key, in the job field of a dead
@@ -27,8 +27,8 @@ from common.registry.trace_index import TraceIndex
 
 CLAIMS, DEAD, JOURNAL, LANE = keys.CLAIMS, ":dead", ":journal:", ":lane:"
 STREAMS = (DEAD, JOURNAL, LANE)
-RINGS_MS = 60_000  # a journal's older rings mean nothing to anybody
-_SKEW_MS = 1_000  # between the clock that made an id and Redis'
+RINGS_MS = 60_000  # no router needs a journal's older rings
+_SKEW_MS = 1_000  # possible difference of an id's clock and Redis' clock
 _AT_ONCE = 32
 _KEYS_AT_ONCE = 400
 _ROWS = 500
@@ -38,7 +38,7 @@ _ULID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{26}(?![0-9a-z])")
 
 
 class Leftovers(Struct):
-    """Keys, stream entries (by stream, with their jobs) and claims; `scanned` keys were looked at, `read` by kind."""
+    """Keys, stream entries (by stream, with their jobs) and claims; `scanned` counts keys, `read` entries by kind."""
 
     servers: int = 0
     scanned: int = 0
@@ -46,15 +46,15 @@ class Leftovers(Struct):
     entries: dict[str, dict[bytes, str]] = field(default_factory=dict)
     claims: set[str] = field(default_factory=set)
     read: dict[str, int] = field(default_factory=lambda: dict.fromkeys((CLAIMS, *STREAMS), 0))
-    walked: bool = False  # every key of every server was looked at, not only what the indexes name
+    walked: bool = False  # every key of every server was scanned, besides the indexes
 
     @property
     def count(self) -> int:
-        """How many things were found."""
+        """The number of keys, entries and claims found."""
         return len(self.keys) + len(self.claims) + sum(map(len, self.entries.values()))
 
     def add(self, other: Leftovers) -> None:
-        """Count what another look found, too."""
+        """Add the leftovers that another look found."""
         self.keys |= other.keys
         self.claims |= other.claims
         for name, entries in other.entries.items():
@@ -66,32 +66,32 @@ class Leftovers(Struct):
 
 
 def ulids_in(name: str) -> list[str]:
-    """Return the ulids a key or an id holds."""
+    """Return the ulids that a key or an id contains."""
     return _ULID.findall(name)
 
 
 def ulids_of(names: Iterable[str]) -> set[str]:
-    """Return the ulids of sessions, requests and jobs; the jobs of one request have the same."""
+    """Return the ulids of sessions, requests and jobs; the jobs of one request share its ulid."""
     return {unique_of(name).split(".")[0] for name in names}
 
 
 class LeftoverSearch:
-    """Looks for what some sessions left: by the indexes, and by a scan where those do not name everything."""
+    """Looks for the leftovers of some sessions: by the indexes, and by a scan if the indexes are not complete."""
 
     def __init__(self, bus: Bus, sessions: Sequence[str]) -> None:
         self._bus, self._sessions = bus, sessions
         self._indexed, self._index = IndexSearch(bus), TraceIndex(bus)
-        self.jobs: dict[str, set[str]] = {}  # by session: every job and request that was run for it
+        self.jobs: dict[str, set[str]] = {}  # by session: every job and request run for it
 
     async def trace(self) -> None:
-        """Mark the sessions deleted, and read the names of what was run for them."""
+        """Mark the sessions deleted, and read the names of the jobs and requests run for them."""
         for name in self._sessions:
             await Sessions(self._bus).mark_deleted(name)
             jobs = await Sessions(self._bus).jobs(name)
             self.jobs[name] = {*jobs, *filter(None, jobs.values())}
 
     async def look(self) -> Leftovers:
-        """Return what there is now."""
+        """Return the leftovers that exist now."""
         every = set().union(*self.jobs.values())
         found = await self._indexed.find(self._sessions, every)
         if not await self._index.complete(self._sessions):
@@ -102,11 +102,11 @@ class LeftoverSearch:
         return found
 
     async def remove(self, found: Leftovers) -> None:
-        """Remove everything that was found; names of other things go after those things."""
+        """Remove the found leftovers; keys that name others last."""
         for name in found.claims:
             await self._bus.connection.call("DEL", name)
         for name, entries in found.entries.items():
-            if LANE in name:  # its own script removes an entry, and lowers the use with it
+            if LANE in name:  # the bus' scripts remove these, and lower the lane's use
                 continue
             await self._bus.connection.call("XDEL", name, *entries)
             if name.endswith(DEAD):
@@ -121,14 +121,14 @@ class LeftoverSearch:
 
 
 class IndexSearch:
-    """Looks by the indexes for what the same sessions left; a later look remembers the journals of earlier ones."""
+    """Looks by the indexes for the leftovers of sessions; each look also reads the journals of earlier looks."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._journals: defaultdict[Family, set[str]] = defaultdict(set)
 
     async def find(self, sessions: Collection[str], jobs: Collection[str]) -> Leftovers:
-        """Return what there is of sessions, but their records and lists of jobs, and of what was run for them."""
+        """Return the leftovers of sessions, without their records and lists of jobs, and of their jobs and requests."""
         found = Leftovers(servers=len(self._bus.connection.callers()))
         every = sorted({*sessions, *jobs})
         await _each(every, lambda name: self._job(name, found))
@@ -188,7 +188,7 @@ class IndexSearch:
                     found.entries.setdefault(stream, {})[entry] = name
 
     async def _rings(self, family: Family, names: list[str], found: Leftovers) -> None:
-        """Look through the last minute of the journals, from the first of these jobs on; what is older goes."""
+        """Look through the journals' last minute, from the first of these jobs on; remove older entries."""
         told = await self._bus.connection.call("ZRANGE", keys.journals(family), 0, -1)
         self._journals[family] |= {router.decode() for router in told}
         oldest = self._bus.clock.now_ms() - RINGS_MS
@@ -219,7 +219,7 @@ async def _each(names: list[str], look: Callable[[str], Awaitable[Any]]) -> None
 
 
 async def scan(bus: Bus, ulids: Collection[str], spare: Collection[str] = ()) -> Leftovers:
-    """Look at every key of every server; `spare` names keys to leave out. Raises BusDown."""
+    """Scan every key of every server for leftovers of `ulids`; `spare` names keys to leave out. Raises BusDown."""
     found = Leftovers(walked=True)
     for caller in bus.connection.callers():
         found.servers += 1

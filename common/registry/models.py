@@ -1,4 +1,4 @@
-"""Model cards: what router and workers must agree on about a model."""
+"""The registry of model cards: the facts about a model on which router and workers must agree."""
 
 from __future__ import annotations
 

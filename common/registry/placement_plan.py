@@ -1,6 +1,6 @@
-"""The plan of placements: which processes should hold a shard, and what a placement becomes step by step.
+"""The plan of placements: the processes that should hold each shard, and the steps by which a placement changes.
 
-These are pure functions: what they return depends on their arguments alone.
+All functions are pure: their results depend on their arguments alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from common.wire.registry import (
     ShardSplit,
 )
 
-_LEAST_BYTES = 1 << 20  # what an empty shard counts for, so that empty ones are spread as well
+_LEAST_BYTES = 1 << 20  # the least size counted for a shard, so that empty ones are spread, too
 
 
 class ProcessLoad(NamedTuple):
-    """A process that can hold shards: its memory (0: not known) and the bytes that it holds."""
+    """A process that can hold shards: its memory (0: not known) and the bytes of its shards."""
 
     name: str
     memory_bytes: int
@@ -32,7 +32,7 @@ class ProcessLoad(NamedTuple):
 
 
 class ShardNeed(NamedTuple):
-    """A shard to place: its size, and the processes that hold it, or must not be chosen for it."""
+    """A shard to place: its size, and the processes that hold it already, which are not chosen again."""
 
     number: int
     bytes: int
@@ -44,7 +44,7 @@ def loads(
     holdings: Mapping[str, Holding],
     placements: Iterable[CollectionPlacement],
 ) -> list[ProcessLoad]:
-    """Return the load of each living process: the shards that are placed on it, by their sizes as last reported."""
+    """Return the load of each living process: the last reported sizes of the shards placed on it."""
     sizes = {
         (name, each.collection, each.number): each.bytes
         for name, holding in holdings.items()
@@ -66,10 +66,10 @@ def loads(
 def assign(
     processes: Sequence[ProcessLoad], shards: Sequence[ShardNeed], replicas: int
 ) -> dict[int, list[str]]:
-    """Return the processes that each shard should be added to, so that it has `replicas` if there are so many.
+    """Return by shard the processes to add, so that it has `replicas`, or as many as there are processes.
 
-    No shard leaves a process that holds it. The largest shards are placed first, each where it takes the least share of
-    memory; no process gets a shard twice.
+    No shard leaves a process that holds it. The largest shards are placed first, each on the process that is then the
+    least full; no process gets a shard twice.
     """
     held = {process.name: process.held_bytes for process in processes}
     known = [process.memory_bytes for process in processes if process.memory_bytes]
@@ -103,7 +103,7 @@ def created(
 
 
 def too_few(replicas: int, processes: int) -> Unprocessable:
-    """Return the error of asking for more replicas than processes live."""
+    """Return the error of a wish for more replicas than there are living processes."""
     return Unprocessable(
         f"replicas is {replicas}: {processes} vector_search processes take calls, and each holds a shard once",
         code="too_few_processes",
@@ -112,7 +112,7 @@ def too_few(replicas: int, processes: int) -> Unprocessable:
 
 
 def shard(placement: CollectionPlacement, number: int) -> PlacedShard:
-    """Return a shard of a placement; NotFound (`shard_not_found`) if it has none of that number."""
+    """Return a shard of a placement by its number; NotFound (`shard_not_found`) without one."""
     found = next((each for each in placement.shards if each.number == number), None)
     if found is None:
         there = ", ".join(str(each.number) for each in placement.shards)
@@ -123,12 +123,12 @@ def shard(placement: CollectionPlacement, number: int) -> PlacedShard:
 
 
 def replica_of(one: PlacedShard, name: str) -> PlacedReplica | None:
-    """Return a shard's replica of that name, None if it has none."""
+    """Return a shard's replica by its name; None without one."""
     return next((each for each in one.replicas if each.name == name), None)
 
 
 def with_shard(placement: CollectionPlacement, changed: PlacedShard) -> CollectionPlacement:
-    """Return the placement with another state of one of its shards."""
+    """Return the placement with one shard replaced by `changed`, which has the same number."""
     every = [changed if each.number == changed.number else each for each in placement.shards]
     return replace(placement, shards=every)
 
@@ -137,7 +137,7 @@ def with_shard(placement: CollectionPlacement, changed: PlacedShard) -> Collecti
 
 
 def opened(placement: CollectionPlacement, number: int, name: str) -> CollectionPlacement | None:
-    """Return the placement once a replica serves; the replica whose place it takes is gone. None: nothing changes."""
+    """Return the placement once a replica serves, without the replica that it replaces; None if nothing changes."""
     one = next((each for each in placement.shards if each.number == number), None)
     mine = replica_of(one, name) if one is not None else None
     if one is None or mine is None or mine.state == "serving":
@@ -151,7 +151,7 @@ def opened(placement: CollectionPlacement, number: int, name: str) -> Collection
 
 
 def emptied(placement: CollectionPlacement, number: int, name: str) -> CollectionPlacement | None:
-    """Return the placement once a replica's files are found to be gone: it must be filled again."""
+    """Return the placement after a serving replica lost its files, and must be filled; None if nothing changes."""
     one = next((each for each in placement.shards if each.number == number), None)
     mine = replica_of(one, name) if one is not None else None
     if one is None or mine is None or mine.state != "serving":
@@ -166,7 +166,7 @@ def emptied(placement: CollectionPlacement, number: int, name: str) -> Collectio
 def moved(
     placement: CollectionPlacement, number: int, source: str, target: str
 ) -> CollectionPlacement:
-    """Return the placement when a move begins: `target` is filled, then takes the place of `source` ("": is added)."""
+    """Return the placement at the begin of a move: once filled, `target` replaces `source` ("": is added)."""
     one = shard(placement, number)
     _check_settled(one)
     if source and replica_of(one, source) is None:
@@ -181,7 +181,7 @@ def moved(
 
 
 def removed(placement: CollectionPlacement, number: int, name: str) -> CollectionPlacement:
-    """Return the placement without one replica; Conflict (`shard_busy`) if no other one serves."""
+    """Return the placement without one replica; Conflict (`shard_busy`) if no other replica serves."""
     one = shard(placement, number)
     if replica_of(one, name) is None:
         raise NotFound(f"shard {number} has no replica {name!r}", code="shard_not_found")
@@ -202,9 +202,9 @@ def completed(
     processes: Sequence[ProcessLoad],
     sizes: Mapping[int, int],
 ) -> CollectionPlacement:
-    """Return the placement with `replicas` of each shard wanted: missing ones begin to be filled, spare ones go.
+    """Return the placement for `replicas` of each shard: missing replicas begin to be filled, spare ones leave.
 
-    Of the spare ones those that do not live go first, then those that are not complete.
+    Of the spare replicas those of dead processes leave first, then those that are being filled.
     """
     living = {process.name for process in processes}
     needs, every = [], []
@@ -234,7 +234,7 @@ def completed(
 
 
 def anew(placement: CollectionPlacement, number: int, name: str) -> CollectionPlacement:
-    """Return the placement with an empty shard in the place of one that is lost, for the same hashes, on `name`."""
+    """Return the placement with a lost shard replaced by an empty one for the same hashes, on the replica `name`."""
     one = shard(placement, number)
     fresh = PlacedShard(placement.next_number, one.low, one.high, [PlacedReplica(name, "new")], [])
     every = [fresh if each.number == number else each for each in placement.shards]
@@ -257,7 +257,7 @@ def _check_settled(one: PlacedShard) -> None:
 
 
 def split_begun(placement: CollectionPlacement, number: int) -> CollectionPlacement:
-    """Return the placement when a split of a shard into halves of its hashes begins."""
+    """Return the placement at the begin of a split of a shard into halves of its hashes."""
     one = shard(placement, number)
     _check_settled(one)
     if one.high - one.low < 2:
@@ -274,7 +274,7 @@ def split_begun(placement: CollectionPlacement, number: int) -> CollectionPlacem
 def children_ready(
     placement: CollectionPlacement, number: int, name: str
 ) -> CollectionPlacement | None:
-    """Return the placement once a replica has both children in step; None if it is known, or there is no split."""
+    """Return the placement once a replica has both children in step; None if that is known, or there is no split."""
     one = next((each for each in placement.shards if each.number == number), None)
     if one is None or one.split is None or name in one.split.ready:
         return None
@@ -284,7 +284,7 @@ def children_ready(
 
 
 def may_seal(one: PlacedShard, living: set[str]) -> bool:
-    """Return whether a shard's children can take over: every serving replica that lives has them, and one does."""
+    """Return whether a shard's children can replace it: all living replicas that serve it, at least one, have them."""
     if one.split is None:
         return False
     serving = {each.name for each in one.replicas if each.state == "serving"} & living
@@ -294,7 +294,7 @@ def may_seal(one: PlacedShard, living: set[str]) -> bool:
 def split_done(
     placement: CollectionPlacement, number: int, seal: str, complete: set[str]
 ) -> CollectionPlacement | None:
-    """Return the placement with the children in their parent's place; replicas not `complete` are filled."""
+    """Return the placement with the children in their parent's place; replicas not in `complete` are to be filled."""
     one = next((each for each in placement.shards if each.number == number), None)
     if one is None or one.split is None:
         return None

@@ -1,4 +1,4 @@
-"""The registry of placements: which processes hold the shards of a collection, and what each process holds."""
+"""The registry of placements: the processes that should hold a collection's shards, and the shards that each holds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOCK_MS = 5000
 
 
 class Placements:
-    """Placements by the collection's id; each change is made to the version that was read, or not at all."""
+    """Placements by the collection's id; a change applies to the version read, or not at all."""
 
     def __init__(self, bus: Bus) -> None:
         self._redis, self._clock = bus.connection, bus.clock
 
     async def get(self, collection: str) -> CollectionPlacement | None:
-        """Return a collection's placement, None if there is none."""
+        """Return a collection's placement; None without one."""
         raw = await self._redis.call("HGET", PLACEMENTS, collection)
         return None if raw is None else decode(raw, CollectionPlacement)
 
@@ -34,7 +34,7 @@ class Placements:
         return {name.decode(): decode(raw, CollectionPlacement) for name, raw in rows.items()}
 
     async def put(self, placement: CollectionPlacement) -> None:
-        """Register a placement, unless the registry has the same version or a later one."""
+        """Register a placement, unless the registry has its version or a later one."""
 
         def newest(known: CollectionPlacement | None) -> CollectionPlacement | None:
             return placement if known is None or known.version < placement.version else None
@@ -46,10 +46,10 @@ class Placements:
         collection: str,
         change: Callable[[CollectionPlacement], CollectionPlacement | None],
     ) -> CollectionPlacement | None:
-        """Replace a placement by what `change` makes of it, as the next version; return it.
+        """Replace a placement by the result of `change`, as the next version, and return it.
 
-        None if there is no placement, or `change` returns None: there is nothing to change. `change` may raise, and may
-        be called again if another process was first.
+        None, without a change, if there is no placement, or `change` returns None. `change` may raise, and may be
+        called again if another process was first.
         """
 
         def changed(known: CollectionPlacement | None) -> CollectionPlacement | None:
@@ -65,7 +65,7 @@ class Placements:
         collection: str,
         change: Callable[[CollectionPlacement | None], CollectionPlacement | None],
     ) -> CollectionPlacement | None:
-        while True:  # each repetition is another process' change of the placement
+        while True:  # repeated after a change by another process
             raw = await self._redis.call("HGET", PLACEMENTS, collection)
             made = change(None if raw is None else decode(raw, CollectionPlacement))
             if made is None:
@@ -75,20 +75,20 @@ class Placements:
                 return made
 
     async def remove(self, collection: str) -> None:
-        """Forget a placement, once its collection is gone."""
+        """Remove the placement of a deleted collection."""
         await self._redis.call("HDEL", PLACEMENTS, collection)
 
     def lock(self, owner: str) -> RedisLock:
         """Return the lock of the one process that coordinates placements."""
         return RedisLock(self._redis.call, PLACING, owner, _LOCK_MS, self._clock)
 
-    # -- what processes hold
+    # -- holdings of processes
 
     async def report(self, holding: Holding) -> None:
-        """Publish what a process holds."""
+        """Publish the shards that a process holds."""
         await self._redis.call("HSET", HOLDINGS, holding.replica, encode(holding))
 
     async def holdings(self) -> dict[str, Holding]:
-        """Return what each process last said it holds, by its replica's name, living or not."""
+        """Return the last report of each process, living or not, by its replica's name."""
         rows = hash_of(await self._redis.call("HGETALL", HOLDINGS))
         return {name.decode(): decode(raw, Holding) for name, raw in rows.items()}

@@ -1,4 +1,4 @@
-"""The processes of a mesh: each announces what it is and how it was set, and keeps saying so while it lives."""
+"""The processes of a mesh: each publishes its record with its settings, and renews it while it lives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from common.wire.message import decode, encode
 from common.wire.registry import ProcessRecord
 
 EVERY_S = 2.0
-LIVE_S = 7.0  # a process that has not spoken for so long is not counted
+LIVE_S = 7.0  # seconds without a sign of life after which a process is not counted
 KEPT_S = 600.0
-# Addresses, secrets and paths of the machine, which are nobody's business who holds a key.
+# Addresses, secrets and paths of the machine, which holders of an API key must not see.
 PRIVATE = frozenset(
     {
         "data_dir", "redis_url", "pages_url", "redis_server", "tls_cert", "tls_key", "host_socket",
@@ -35,9 +35,9 @@ _log = log.get("bus")
 
 
 def shown_settings(config: Common) -> dict[str, str]:
-    """Return the settings that are not as by default, by their variables; of a path the last part, no private one.
+    """Return the settings that differ from their defaults, by variable, without private ones.
 
-    Of the socket of a helper only the kind is shown.
+    A path is shown by its last part, the socket of a helper by its kind.
     """
     default = type(config)()
     found = {}
@@ -75,7 +75,7 @@ class Processes:
         self._redis, self._clock = bus.connection, bus.clock
 
     async def announce(self, record: ProcessRecord, stopping: asyncio.Event) -> None:
-        """Say every two seconds that a process lives; once it is to stop, that it is gone."""
+        """Renew a process' record every two seconds until the stop; then remove the record."""
         field = f"{record.service}/{record.host}/{record.pid}"
         while not stopping.is_set():
             try:

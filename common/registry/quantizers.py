@@ -1,4 +1,4 @@
-"""The registry of quantizers: which one the shards of a collection code their rows by, and who may train another."""
+"""The registry of quantizers: the quantizer for the codes of a collection's rows, and the lock for training one."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _LOCK_MS = 15_000
 
 
 class Quantizers:
-    """The quantizer of each collection, by the collection's id; its bytes go from process to process."""
+    """The records of quantizers, by the collection's id; their bytes go from process to process."""
 
     def __init__(self, bus: Bus) -> None:
         self._redis, self._clock = bus.connection, bus.clock
 
     async def get(self, collection: str) -> QuantizerRecord | None:
-        """Return what is known of a collection's quantizer, None if it has none."""
+        """Return the record of a collection's quantizer; None without one."""
         raw = await self._redis.call("HGET", QUANTIZERS, collection)
         return None if raw is None else decode(raw, QuantizerRecord)
 
     async def all(self) -> dict[str, QuantizerRecord]:
-        """Return every collection's quantizer by the collection's id."""
+        """Return the record of every collection's quantizer by the collection's id."""
         rows = hash_of(await self._redis.call("HGETALL", QUANTIZERS))
         return {name.decode(): decode(raw, QuantizerRecord) for name, raw in rows.items()}
 
     async def replace(self, known: QuantizerRecord | None, new: QuantizerRecord) -> bool:
-        """Let a collection have another quantizer than the `known` one; False if it has yet another by now."""
+        """Replace a collection's `known` quantizer by `new`; False if another one was registered meanwhile."""
         expected = encode(known) if known is not None else b""
         args = [new.collection, expected, encode(new), ulid()]
         return bool(await self._redis.script("place", [QUANTIZERS, CHANGES], args))
 
     async def remove(self, collection: str) -> None:
-        """Forget a collection's quantizer, once the collection is gone."""
+        """Remove the record of a deleted collection's quantizer."""
         await self._redis.call("HDEL", QUANTIZERS, collection)
 
     def lock(self, collection: str, owner: str) -> RedisLock:

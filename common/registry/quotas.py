@@ -16,7 +16,7 @@ WINDOW_US = 60_000_000
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """The charge of one request, so that a refusal can give the charge back."""
+    """The charge of one request, kept so that it can be given back after a refusal."""
 
     key: ApiKey
     request: str
@@ -31,7 +31,7 @@ class Quotas:
         self._redis = bus.connection
 
     async def charge(self, key: ApiKey, request: str, tokens: int, lease_end_ms: int) -> Charge:
-        """Charge one request; RateLimited `quota` with the seconds to wait, and nothing charged, if over."""
+        """Charge one request; if a quota is used up, charge nothing and raise RateLimited (`quota`) with the wait."""
         if key.tokens_per_minute and tokens > key.tokens_per_minute:
             raise RateLimited(
                 f"the request costs {tokens} tokens: the key may spend {key.tokens_per_minute} a minute",
@@ -49,7 +49,7 @@ class Quotas:
         return charge
 
     async def refund(self, charge: Charge) -> None:
-        """Give back what a refused request was charged."""
+        """Give back the charge of a refused request."""
         costs = _costs_us(charge)
         if charge.key.concurrency or any(costs):
             await self._redis.script("refund", _quotas(charge.key), [charge.request, *costs])
@@ -65,7 +65,7 @@ def _quotas(key: ApiKey) -> list[str]:
 
 
 def _costs_us(charge: Charge) -> tuple[int, int]:
-    """Return the microseconds by which a charge puts off the instant at which each bucket is full; 0 is no quota."""
+    """Return the microseconds by which a charge delays the instant at which each bucket is full; 0 without a quota."""
     key = charge.key
     asked = (
         (charge.requests, key.requests_per_minute),
@@ -76,7 +76,7 @@ def _costs_us(charge: Charge) -> tuple[int, int]:
 
 
 def _over(key: ApiKey, quota: int, wait_s: float) -> RateLimited:
-    """Return the refusal of one quota: 1 is the concurrency, 2 the requests, 3 the tokens."""
+    """Return the error of a used-up quota: 1 is the concurrency, 2 the requests, 3 the tokens."""
     if quota == 1:
         text, wait_s = f"the key may run {key.concurrency} requests at once", 1.0
     elif quota == 2:

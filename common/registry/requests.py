@@ -1,6 +1,6 @@
-"""Requests beside their jobs: when somebody last asked for one, and which router answers for a resumable one.
+"""Requests' records beside their jobs: the last reader's time, and the router that answers for a resumable request.
 
-Each router states that it lives; the requests of a router that does not any more are its orphans.
+Each router records that it lives; the requests of a silent router are its orphans.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from common.ids import Family, family_of
 from common.redis.replies import hash_of
 
 SEEN_S = 600
-KEPT_MS = 600_000  # how long the record of a resumable request outlives its deadline
+KEPT_MS = 600_000  # the record of a resumable request outlives its deadline by this
 _REMOVED_AT_ONCE = 200
 
 
@@ -23,16 +23,16 @@ class Requests:
         self._clock, self._redis = bus.clock, bus.connection
 
     async def note_reader(self, request: str) -> None:
-        """Note that somebody asks for a request now, at whichever router."""
+        """Record that a client asks for a request now, at any router."""
         await self._redis.call("SET", keys.seen(request), self._clock.now_ms(), "EX", SEEN_S)
 
     async def read_within(self, request: str, seconds: float) -> bool:
-        """Return whether somebody asked for a request within the last `seconds`, of 600 at most."""
+        """Return whether a client asked for a request within the last `seconds`, at most 600."""
         raw = await self._redis.call("GET", keys.seen(request))
         return raw is not None and self._clock.now_ms() - int(raw) <= seconds * 1000
 
     async def remove(self, jobs: Sequence[str]) -> None:
-        """Remove the records and logs of jobs, many a command: one command a job would cost more than its end."""
+        """Remove the records and logs of jobs, many per command, since a command costs more than a job's end."""
         by_family: dict[Family, list[str]] = {}
         for job in jobs:
             by_family.setdefault(family_of(job), []).extend(
@@ -43,14 +43,14 @@ class Requests:
                 await self._redis.call("UNLINK", *names[first : first + 3 * _REMOVED_AT_ONCE])
 
     async def hold(self, request: str, router: str, resume_s: float, deadline_ms: int) -> None:
-        """Record that `router` answers for a request, which may run on `resume_s` without a reader."""
+        """Record that `router` answers for a request, which may run for `resume_s` without a reader."""
         name = keys.orphans(family_of(request), router)
         await self._redis.call("HSET", name, request, resume_s)
         left_ms = max(deadline_ms - self._clock.now_ms(), 0)
         await self._redis.call("PEXPIRE", name, max(left_ms + KEPT_MS, 2 * KEPT_MS))
 
     async def release(self, request: str, router: str) -> None:
-        """Record that `router` answers for a request no more."""
+        """Record that `router` no longer answers for a request."""
         await self._redis.call("HDEL", keys.orphans(family_of(request), router), request)
 
     async def held(self, family: Family, router: str) -> dict[str, float]:
@@ -63,7 +63,7 @@ class Requests:
         await self._redis.call("ZADD", keys.ROUTERS, self._clock.now_ms(), router, timeout_s=1.0)
 
     async def silent_routers(self, silent_ms: int) -> dict[str, int]:
-        """Return the routers that have said nothing for `silent_ms`, each with its silence in milliseconds."""
+        """Return the routers without a sign of life for `silent_ms`, each with its silence in milliseconds."""
         now_ms = self._clock.now_ms()
         rows = await self._redis.call(
             "ZRANGEBYSCORE", keys.ROUTERS, "-inf", now_ms - silent_ms, "WITHSCORES"
@@ -72,5 +72,5 @@ class Requests:
         return {raw.decode(): now_ms - int(float(score)) for raw, score in silent}
 
     async def forget_router(self, router: str) -> None:
-        """Remove a router that answers for nothing any more."""
+        """Remove a router that no longer answers for any request."""
         await self._redis.call("ZREM", keys.ROUTERS, router)

@@ -1,7 +1,7 @@
 """Sessions as stored: records, turns, and indexes to find them by; only the scripts `admit` and `finish` add turns.
 
 The methods run plain commands one after another, so a kill may come between any two. A session is in its tenant's index
-before its record exists and until nothing of it is left: so a sweep of the indexes finds what a kill left behind.
+from before its record exists until all its data are gone, so a sweep of the indexes finds the leftovers of a kill.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from common.registry.models import Models
 from common.wire.message import decode, encode
 from common.wire.sessions import SessionRecord, Turn
 
-TRACE_S = 24 * 3600  # how much longer than the session its list of jobs lives
-AFTER_S = 600  # how much longer than the deadline of its running turn a session lives
+TRACE_S = 24 * 3600  # seconds that a session's list of jobs outlives the session
+AFTER_S = 600  # seconds that a session outlives the deadline of its running turn
 YOUNG_MS = 900_000  # longer than any request lasts: an import is indexed before its session exists
 _PAGE = 100
 
@@ -41,7 +41,7 @@ class Sessions:
     async def create(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
         """Store a new session, with its turns if it is imported; a repeated call changes nothing.
 
-        BusFull if Redis is full; then, and after a kill, the next sweep removes what was written so far.
+        BusFull if Redis is full; then, and after a kill, the next sweep removes the keys written so far.
         """
         name, family, ttl_ms = record.id, family_of(record.id), record.ttl_s * 1000
         stored = await self.stored(name)
@@ -73,7 +73,7 @@ class Sessions:
         await self._index(record, family)
 
     async def mend(self, session: str, ttl_s: int) -> None:
-        """Set the time to live of a session that has none, since a kill came before it was set."""
+        """Set the time to live of a session that has none, since a kill came too early."""
         if int(await self._redis.call("PTTL", keys.session(session))) == -1:
             await self._redis.call("PEXPIRE", keys.session(session), ttl_s * 1000)
 
@@ -82,7 +82,7 @@ class Sessions:
         await self._redis.call("ZADD", keys.due(family_of(session)), at_ms, f"{tenant}/{session}")
 
     async def due(self, family: Family, most: int) -> list[tuple[str, str]]:
-        """Return (id, tenant) of up to `most` sessions of a family that a sweep should check now, longest due first."""
+        """Return (id, tenant) of up to `most` sessions of a family that a sweep should check now, the oldest first."""
         now_ms = self._bus.clock.now_ms()
         found = await self._redis.call(
             "ZRANGEBYSCORE", keys.due(family), "-inf", now_ms, "LIMIT", 0, most
@@ -121,12 +121,12 @@ class Sessions:
         )
 
     async def get(self, session: str) -> SessionRecord | None:
-        """Return a session's record; None if there is none or it is marked as deleted. ValueError if this is no id."""
+        """Return a session's record; None if it is missing or marked as deleted. ValueError if `session` is no id."""
         found = await self.stored(session)
         return None if found is None or found.deleted else found
 
     async def running_turn(self, record: SessionRecord) -> JobState | None:
-        """Return the job of the turn that a session is in; None between two turns."""
+        """Return the job of a session's running turn; None between two turns."""
         turn = await self._bus.jobs.get(record.busy) if record.busy else None
         return None if turn is None or turn.over else turn
 
@@ -186,11 +186,11 @@ class Sessions:
         name, rows = keys.turns(session), await self._rows(session)
         await self._redis.call("HSET", keys.session(session), "fingerprint", "")
         places = [place for place, row in enumerate(rows) if decode(row, Turn).job == job]
-        # Where the turn is gone already, nothing says which turns came after it.
+        # If the turn is gone already, the later turns cannot be told from the earlier ones.
         earlier = set(rows[: places[0]] if places else ())
         for place in places:
             await self._redis.call("LREM", name, 0, rows[place])
-        # No turn that was rendered from the former ones is admitted or appended from here on.
+        # From here on no turn rendered from the former turns is admitted or appended.
         await self._redis.call("HINCRBY", keys.session(session), "version", 1)
         for row in await self._rows(session):
             if row not in earlier:
@@ -211,32 +211,32 @@ class Sessions:
         if int(await self._redis.call("LINSERT", name, "BEFORE", raw, bare)) < 0:
             return  # another call has replaced it
         if not int(await self._redis.call("LREM", name, 1, raw)):
-            await self._redis.call("LREM", name, 1, bare)  # so has another, at the same moment
+            await self._redis.call("LREM", name, 1, bare)  # another call replaced it, too
 
     # -- pins ------------------------------------------------------------------------------------------
 
     async def pin(self, session: str) -> None:
-        """Note that a session is pinned: kv_store then pins its pages."""
+        """Record that a session is pinned: kv_store then pins its pages."""
         if await self._redis.call("EXISTS", keys.session(session)):
             await self._redis.call("HSET", keys.session(session), "pinned", 1)
             await self._redis.call("ZADD", keys.PINNED, "NX", self._bus.clock.now_ms(), session)
 
     async def unpin(self, session: str) -> None:
-        """Note that a session is not pinned any more."""
+        """Record that a session is not pinned any more."""
         await self._redis.call("HDEL", keys.session(session), "pinned")
         await self._redis.call("ZREM", keys.PINNED, session)
 
     async def pinned(self) -> list[str]:
-        """Return the pinned sessions, those pinned first in front; some may have expired."""
+        """Return the pinned sessions, the earliest pinned first; some may have expired."""
         return [name.decode() for name in await self._redis.call("ZRANGE", keys.PINNED, 0, -1)]
 
     # -- jobs run for a session ------------------------------------------------------------------------
 
     async def note_job(self, session: str, job: str, origin: str = "") -> None:
-        """Add a job that is no turn to a session's list, so that it is deleted with the session, such as an export.
+        """Add a job other than a turn, such as an export, to a session's list, so that it is deleted with the session.
 
-        `origin` is the request of which the job is a stage. Jobs must be added before they are admitted, since a
-        deletion finds them by this list only.
+        `origin` is the request of which the job is a stage. A job must be added before its admission, since a deletion
+        finds jobs by this list only.
         """
         names = [keys.session(session), keys.jobs(session)]
         await self._redis.script("note", names, [1, job, origin])
@@ -272,7 +272,7 @@ class Sessions:
             rows = sorted(rows, reverse=True)[: limit + 1]
             for at, row in enumerate(rows[:limit]):
                 record = await self.get(row[1])
-                page += [record] if record is not None else []  # an expired one is still indexed
+                page += [record] if record is not None else []  # expired sessions are still indexed
                 if len(page) == limit:
                     return page, f"{row[0]}:{row[1]}" if at + 1 < len(rows) else None
             if len(rows) <= limit:
@@ -317,7 +317,7 @@ class SessionEnds:
         return SessionLife(int(ttl), None if deleted is None else int(deleted))
 
     async def left_ms(self, session: str) -> int:
-        """Return the milliseconds until a session expires; 0 if it has expired, or never does."""
+        """Return the milliseconds until a session expires; 0 if it has expired or has no time to live."""
         return max(int(await self._redis.call("PTTL", keys.session(session))), 0)
 
     async def begin_sweep(self, life_ms: int) -> bool:
@@ -325,7 +325,7 @@ class SessionEnds:
         return bool(await self._redis.call("SET", keys.SWEEP, "1", "NX", "PX", max(life_ms, 1)))
 
     async def forget(self, session: str, tenant: str) -> None:
-        """Remove a session's record, turns, list of jobs and index entries, after everything else was erased."""
+        """Remove a session's record, turns, list of jobs and index entries, after all its other data were erased."""
         family = family_of(session)
         for name in (keys.session(session), keys.turns(session), keys.jobs(session)):
             await self._redis.call("UNLINK", name)
@@ -344,9 +344,9 @@ def _place(cursor: str | None) -> tuple[int, str] | None:
 
 
 def history_of(record: SessionRecord, turns: Sequence[Turn], fingerprint: str) -> list[int] | None:
-    """Return a session's tokens, or None where its messages must be rendered anew for the model of `fingerprint`.
+    """Return a session's tokens; None if its messages must be rendered anew for the model of `fingerprint`.
 
-    They must be rendered anew after an import from another model, and when the model was replaced.
+    That is so after an import from another model, and after the model was replaced.
     """
     if record.fingerprint != fingerprint:
         return None

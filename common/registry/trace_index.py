@@ -1,7 +1,8 @@
-"""The moment from which everything that a session leaves is indexed; older sessions are found by a scan of all keys.
+"""The moment from which all traces of a session are indexed; traces of older sessions are found by a scan of all keys.
 
-Earlier versions wrote no indexes. Their dead letters, and their sessions by when these end, are indexed once; a kill is
-made good at the next start. All else that they left has a time to live, after which no deletion scans any more.
+Earlier versions wrote no indexes. Their dead letters, and their sessions by the time of their end, are indexed once;
+after a kill the next start does it again. All their other traces have a time to live, after which no deletion scans any
+more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from common.registry.sessions import Sessions
 
 BEGUN, LETTERS, SESSIONS = "since", "letters", "sessions"
 _ROWS = 200
-OLD_MS = 1000 * (CLAIM_S + 3600)  # a claim is the last of an earlier version's traces to go
+OLD_MS = 1000 * (CLAIM_S + 3600)  # of an earlier version's traces a claim lives longest
 _log = log.get("kv_store")
 
 
@@ -29,31 +30,29 @@ class TraceIndex:
         self._bus = bus
 
     async def begin(self) -> None:
-        """Note that every process writes the indexes from now on; the first note counts."""
-        with contextlib.suppress(BusFull):  # then every deletion walks until the next start
+        """Record that every process writes the indexes from now on; only the first call has an effect."""
+        with contextlib.suppress(BusFull):  # then every deletion scans until the next start
             await self._bus.connection.call("HSETNX", keys.INDEX, BEGUN, self._bus.clock.now_ms())
 
     async def complete(self, sessions: Iterable[str]) -> bool:
-        """Return whether the indexes name all that these sessions left."""
+        """Return whether the indexes name all traces of these sessions."""
         since, letters = await self._bus.connection.call("HMGET", keys.INDEX, BEGUN, LETTERS)
         if since is None or letters is None:
             return False
         gone = self._bus.clock.now_ms() >= int(since) + OLD_MS
-        if gone and not int(
-            letters
-        ):  # a letter of a stage has no time to live, and no list of jobs names it
+        if gone and not int(letters):  # letters of stages never expire, and no list names them
             return True
         return all(time_of(unique_of(name)) >= int(since) for name in sessions)
 
     async def run(self) -> None:
-        """Index the dead letters and sessions of earlier versions, if that was not done yet. BusDown, BusFull."""
+        """Index the dead letters and sessions of earlier versions once. Raises BusDown and BusFull."""
         if await self._bus.connection.call("HGET", keys.INDEX, SESSIONS) is None:
             await self.index_sessions()
         if await self._bus.connection.call("HGET", keys.INDEX, LETTERS) is None:
             await self.index_letters()
 
     async def index_sessions(self) -> None:
-        """Have the sweep look at every session once, which tells when to look again; then note that this was done."""
+        """Have the sweep check every session once, which also sets the time of the next check; then record that."""
         count = 0
         for family in await Sessions(self._bus).families():
             for tenant in await self._bus.connection.call("SMEMBERS", keys.tenants(family)):
@@ -72,7 +71,7 @@ class TraceIndex:
         _log.info("sessions_indexed", sessions=count)
 
     async def index_letters(self) -> None:
-        """Index every family's dead letters, then note that this was done."""
+        """Index every family's dead letters; then record that."""
         stages = 0
         for family in await DeadLetters(self._bus).families():
             stages += await DeadLetters(self._bus).index(family)

@@ -1,4 +1,4 @@
-"""The registry of tunings: what was asked for each collection, how far it is, and the plan in force."""
+"""The registry of tunings: the goal of each collection, the progress, and the plan in force."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from common.wire.tuning import CollectionTuning
 
 
 class Tunings:
-    """The last tuning of each collection, by the collection's id; a change is made to what was read, or not at all."""
+    """The last tuning of each collection, by the collection's id; a change never overwrites another process' change."""
 
     def __init__(self, bus: Bus) -> None:
         self._redis = bus.connection
 
     async def get(self, collection: str) -> CollectionTuning | None:
-        """Return a collection's last tuning, None if there was none."""
+        """Return a collection's last tuning; None without one."""
         raw = await self._redis.call("HGET", TUNINGS, collection)
         return None if raw is None else decode(raw, CollectionTuning)
 
@@ -33,11 +33,11 @@ class Tunings:
         collection: str,
         change: Callable[[CollectionTuning | None], CollectionTuning | None],
     ) -> CollectionTuning | None:
-        """Replace a collection's tuning by what `change` makes of it and return that; None if it returns None.
+        """Replace a collection's tuning by the result of `change`, and return it; a result of None changes nothing.
 
         `change` may raise, and may be called again if another process was first.
         """
-        while True:  # each repetition is another process' change
+        while True:  # repeated after a change by another process
             raw = await self._redis.call("HGET", TUNINGS, collection)
             made = change(None if raw is None else decode(raw, CollectionTuning))
             if made is None:
@@ -47,5 +47,5 @@ class Tunings:
                 return made
 
     async def remove(self, collection: str) -> None:
-        """Forget a collection's tuning, once the collection is gone."""
+        """Remove the tuning of a deleted collection."""
         await self._redis.call("HDEL", TUNINGS, collection)

@@ -1,1 +1,1 @@
-"""Bytes between two processes that know each other by the registry, past Redis."""
+"""Transport of bytes between two processes, past Redis; they find each other by the registry."""

@@ -31,9 +31,9 @@ class _Waiting(NamedTuple):
 
 
 class CallClient(asyncio.Protocol):
-    """Sends calls to one process; `open` connects, and a client whose connection ended is of no more use.
+    """Sends calls to one process; `open` connects. A client cannot be used after its connection has ended.
 
-    One timer keeps the deadlines of all calls: it is set for the earliest, and looks again when that has passed.
+    One timer ends calls at their deadlines: it is set for the earliest deadline, and then for the next.
     """
 
     def __init__(self, token: str) -> None:
@@ -50,7 +50,7 @@ class CallClient(asyncio.Protocol):
 
     @classmethod
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> CallClient:
-        """Connect to the process with this token; OSError (CallLost, TimeoutError too) if it is not there."""
+        """Connect to the process that has this token; OSError (also CallLost or TimeoutError) if that fails."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
             _, client = await loop.create_connection(partial(cls, token), host, port)
@@ -63,16 +63,16 @@ class CallClient(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the connection stands."""
+        """Whether the connection is open."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def in_flight(self) -> int:
-        """Calls without an answer yet."""
+        """The number of calls without an answer."""
         return len(self._waiting)
 
     def call(self, payload: bytes, left_ms: int) -> asyncio.Future[bytes]:
-        """Send a call; its future gives the result, CallFailed or CallLost, or TimeoutError after `left_ms`.
+        """Send a call; return a future of the result, or of CallFailed, CallLost, or TimeoutError after `left_ms`.
 
         Cancelling the future leaves the answer unread. Raises CallLost if the connection has ended.
         """
@@ -96,17 +96,17 @@ class CallClient(asyncio.Protocol):
     # -- the protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        """Send the HELLO frame."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._writer = FrameWriter(self._transport)
         self._writer.write(frame(HELLO, 0, self._token.encode()))
 
     def data_received(self, data: bytes) -> None:
-        """Take answers."""
+        """Read frames of answers."""
         self._reader.feed_from(self._transport, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the calls that wait."""
+        """End the waiting calls with CallLost."""
         self._transport = self._writer = None
         self._look_at(math.inf)
         lost = CallLost(f"the connection ended: {exc or 'closed by the other side'}")
@@ -114,7 +114,7 @@ class CallClient(asyncio.Protocol):
         for answer, _ in waiting.values():
             if not answer.done():
                 answer.set_exception(lost)
-                answer.exception()  # whoever waited may have left
+                answer.exception()  # read the error: asyncio logs errors that no one reads
         if not self._greeted.done():
             self._greeted.set_exception(lost)
 
@@ -138,18 +138,18 @@ class CallClient(asyncio.Protocol):
     # -- deadlines
 
     def _look_at(self, due: float) -> None:
-        """Set the timer for a time by the loop's clock, in place of what it was set for."""
+        """Set the timer for a time by the loop's clock (infinity: never), in place of the last one."""
         if self._timer is not None:
             self._timer.cancel()
         self._looks_at = due
         self._timer = None if due == math.inf else self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
-        """End the calls whose deadline has passed, which count as in flight until they are answered."""
+        """End the calls whose deadline has passed; they count as in flight until their answers come."""
         now = self._loop.time()
         left = [each for each in self._waiting.values() if not each.answer.done()]
         for answer, due in left:
             if due <= now:
                 answer.set_exception(TimeoutError("the deadline passed before the answer"))
-                answer.exception()  # whoever waited may have left
+                answer.exception()  # read the error: asyncio logs errors that no one reads
         self._look_at(min((due for _, due in left if due > now), default=math.inf))

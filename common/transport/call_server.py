@@ -36,7 +36,7 @@ class Call:
         self._served, self._number = served, number
 
     def reply(self, payload: bytes, *, alone: bool = False) -> None:
-        """Answer with a result: at once if no other answer is likely to follow before the loop waits again."""
+        """Answer with a result; with `alone` at once, else with all answers of this turn of the loop."""
         self._served.answer(RESULT, self._number, payload, alone=alone)
 
     def fail(self, payload: bytes) -> None:
@@ -54,7 +54,7 @@ class CallServer:
         self._connections: set[_Served] = set()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen and return the address; OSError if it cannot be used."""
+        """Listen, and return the host and port; OSError if they cannot be used."""
         loop = asyncio.get_running_loop()
         made = partial(_Served, self._take, self.token, self._connections)
         self._listener = await loop.create_server(made, host, port, backlog=128)
@@ -82,7 +82,7 @@ class _Served(asyncio.Protocol):
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._writer = FrameWriter(self._transport)
         self._connections.add(self)
         self._late = self._loop.call_later(HELLO_S, self.close)
@@ -91,7 +91,7 @@ class _Served(asyncio.Protocol):
         self._reader.feed_from(self._transport, data)
 
     def pause_writing(self) -> None:
-        """Take no more calls while the caller does not read its answers."""
+        """Read no more calls while the caller does not read its answers."""
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):
                 self._transport.pause_reading()
@@ -129,6 +129,6 @@ class _Served(asyncio.Protocol):
         self._take_call(Call(payload, deadline, self, call))
 
     def answer(self, kind: int, call: int, payload: bytes, *, alone: bool = False) -> None:
-        """Answer a call, once; what is answered after the connection's end is dropped."""
+        """Answer a call; an answer after the connection's end is dropped."""
         if self._writer is not None:
             self._writer.write(frame(kind, call, payload), alone=alone)

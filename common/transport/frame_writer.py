@@ -1,4 +1,4 @@
-"""Writing of frames: those of one turn of the event loop go out together, since each write wakes the reader."""
+"""Writing of frames: frames of one turn of the event loop are sent together, since each write wakes the reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class FrameWriter:
-    """Writes frames to one connection, in order; what is written after its end is dropped."""
+    """Writes frames to one connection, in order; frames after its end are dropped."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -14,7 +14,7 @@ class FrameWriter:
         self._held: list[bytes] = []
 
     def write(self, sent: bytes, *, alone: bool = False) -> None:
-        """Send a frame before the loop waits again, or at once if it is likely to go `alone`."""
+        """Send a frame at once if it is `alone` and no frame waits, else in the loop's next turn."""
         if self._held:
             self._held.append(sent)
         elif not alone:

@@ -1,8 +1,9 @@
 """Frames: the bytes of calls between two processes over TCP, many at once on one connection.
 
-A frame is a head of 13 bytes (length of what follows the head, number of the call, milliseconds left, kind, all
-little-endian) and a payload. A caller begins with a HELLO frame that holds the token of the process it means to reach;
-the server answers with one, or closes: an address may have passed to another process since it was published.
+A frame is a head of 13 bytes (length of the payload, number of the call, milliseconds left, kind, all little-endian)
+and a payload. A caller begins with a HELLO frame that holds the token of the process that it wants to reach. The server
+answers with a HELLO frame, or closes the connection if the token is another one's: an address may have passed to
+another process since it was published.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Callable
 from common import log
 
 HEAD = struct.Struct("<IIIB")
-MAX_PAYLOAD = 9 * 1024 * 1024  # an encoded message, and what an error adds
+MAX_PAYLOAD = 9 * 1024 * 1024  # an encoded message, with the fields of an error
 MAX_HELLO = 64
 HELLO, CALL, RESULT, ERROR = range(4)
 _log = log.get("transport")
 
 
 class BadFrame(ValueError):
-    """Bytes that are no frame of ours."""
+    """Bytes that are no valid frame."""
 
 
 def frame(kind: int, call: int, payload: bytes, left_ms: int = 0) -> bytes:
@@ -36,7 +37,7 @@ def frame(kind: int, call: int, payload: bytes, left_ms: int = 0) -> bytes:
 class FrameReader:
     """Cuts a stream of bytes into frames, and hands each to `take(kind, call, left_ms, payload)`.
 
-    A payload may have `most` bytes: a stranger's hello few, so that nobody makes a server keep more.
+    A payload may have up to `most` bytes: few in the hello of an unknown caller, so that it cannot fill the memory.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FrameReader:
         self._kept = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take note of the next bytes; BadFrame if they cannot be a frame."""
+        """Read the next bytes; BadFrame if they cannot be a frame."""
         stream: bytes | bytearray = data
         if self._kept:
             self._kept += data
@@ -69,7 +70,7 @@ class FrameReader:
             self._kept += memoryview(data)[at:]
 
     def feed_from(self, transport: asyncio.Transport | None, data: bytes) -> None:
-        """Take note of the next bytes of a connection, and end the connection if they cannot be a frame."""
+        """Read the next bytes of a connection, and end the connection if they cannot be a frame."""
         try:
             self.feed(data)
         except BadFrame as error:

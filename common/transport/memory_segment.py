@@ -1,4 +1,4 @@
-"""Memory that processes of one machine share: nameless, given away as a descriptor, gone with its last holder."""
+"""Memory that processes of one machine share: without a name, passed on as a descriptor, freed by its last holder."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Literal
 PageKind = Literal["hugetlb", "transparent", "small"]
 LARGE = 2 << 20
 _SHMEM = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-# Of Linux, not all of them known to Python.
+# Linux' numbers, not all of which Python has.
 _MFD_HUGE_2MB = 21 << 26
 _MADV_POPULATE_WRITE = 23
 _F_SEAL_FUTURE_WRITE = 0x10
 
 
 class MemorySegment:
-    """Memory of this process that others can map; `take` hands out its parts.
+    """Memory of this process that other processes can map; `take` allocates parts.
 
-    `file` is its descriptor, -1 where the system has no such memory; `page_kind` is what the system keeps it in: pages
-    of 2 MiB that were reserved (`hugetlb`), such as it finds (`transparent`), or small ones.
+    `file` is its descriptor, -1 on a system without shared memory of this kind; `page_kind` is the kind of its pages:
+    reserved pages of 2 MiB (`hugetlb`), pages of 2 MiB as the system finds them (`transparent`), or `small` ones.
     """
 
     def __init__(self, size: int, *, large: bool = True) -> None:
-        """Take memory, which is zero, in pages of 2 MiB where they can be had; OSError if there is none.
+        """Allocate zeroed memory, in pages of 2 MiB if possible; OSError if there is no memory.
 
-        Without `large` none of those that were reserved are taken.
+        Without `large` no reserved pages are used.
         """
         self.size = -(-max(1, size) // LARGE) * LARGE
         found = (_large(self.size) if large else None) or _plain(self.size)
@@ -40,7 +40,7 @@ class MemorySegment:
         self._taken = 0
 
     def take(self, size: int) -> int:
-        """Return where the next part of so many bytes begins: at a page of 2 MiB; ValueError if it does not fit."""
+        """Return the offset of a new part of `size` bytes, at a page of 2 MiB; ValueError if the part does not fit."""
         begin = self._taken
         if begin + size > self.size:
             raise ValueError(f"{size} bytes do not fit after {begin} of {self.size}")
@@ -48,9 +48,9 @@ class MemorySegment:
         return begin
 
     def seal(self, *, read_only: bool) -> None:
-        """Let no process change the size, nor one that maps it from now on write if it is `read_only` for others.
+        """Forbid all processes to change the size, and, with `read_only`, to map the memory for writing from now on.
 
-        A system that knows no such seal leaves it to those who map it.
+        On a system without such seals this does nothing.
         """
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -67,7 +67,7 @@ def attach(file: int, size: int, *, writable: bool) -> mmap.mmap:
 
 
 def _large(size: int) -> tuple[int, mmap.mmap, PageKind] | None:
-    """Return a segment of reserved pages of 2 MiB, all taken now; None where there are not enough."""
+    """Return a segment of reserved pages of 2 MiB, all allocated now; None if there are not enough."""
     if sys.platform != "linux":
         return None
     file = -1
@@ -78,7 +78,7 @@ def _large(size: int) -> tuple[int, mmap.mmap, PageKind] | None:
         )
         os.ftruncate(file, size)
         memory = mmap.mmap(file, size)
-        # A limit of the cgroup on such pages ends a process that writes beyond it: here it is an error.
+        # A write beyond the cgroup's limit of such pages would kill the process; this call raises an error instead.
         memory.madvise(_MADV_POPULATE_WRITE)
     except (OSError, ValueError):
         if file >= 0:
@@ -107,7 +107,7 @@ def _advise(memory: mmap.mmap) -> None:
 
 
 def _transparent() -> bool:
-    """Tell whether the system gives shared memory pages of 2 MiB when it is asked for them."""
+    """Return whether the system gives shared memory pages of 2 MiB on request."""
     with contextlib.suppress(OSError):
         chosen = _SHMEM.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
         return chosen in {"always", "within_size", "advise", "force"}

@@ -6,13 +6,13 @@ import contextlib
 import ipaddress
 import socket
 
-_ELSEWHERE = "203.0.113.1", 9  # in no network, so that it stands for any other machine
+_ELSEWHERE = "203.0.113.1", 9  # an address for documentation: the route to any other machine
 
 
 def own_address() -> str:
-    """Return what this machine's name stands for; where that is loopback, as Debian's is, the address of its way out.
+    """Return the address of this machine's name; if that is loopback, as on Debian, of its route to other machines.
 
-    A pod's and a container's name stands for its own address. Without a way out it is loopback: nobody else can call.
+    The name of a pod or a container has its own address. Without a route to other machines this is 127.0.0.1.
     """
     with contextlib.suppress(OSError):
         named = socket.gethostbyname(socket.gethostname())

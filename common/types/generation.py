@@ -26,7 +26,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OutputGrammar(msgspec.Struct, frozen=True):
-    """What a generated text must match from its first to its last character.
+    """The grammar that a generated text must match from its first to its last character.
 
     `source` is a JSON Schema, a regular expression (Rust's notation), or a grammar in Lark's notation.
     """

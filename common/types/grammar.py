@@ -1,6 +1,6 @@
-"""Output grammars as llguidance reads them: the definition of one, and why one cannot be used.
+"""Output grammars in llguidance's notation: their definitions, and the reasons why some cannot be used.
 
-A router refuses a grammar by `fault`, a worker masks tokens by the same `definition`, so the two cannot disagree.
+A router refuses a grammar by `fault`, and a worker masks tokens by the same `definition`, so both agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from common.types.generation import OutputGrammar
 
 MAX_SOURCE_BYTES = 65_536
-# What bounds a hostile grammar: its parts, the states of its lexer (2 kB each), and a mask's work (15 ms on one core).
+# Limits of a hostile grammar: its parts, the states of its lexer (2 kB each), and a mask's work (15 ms on one core).
 LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     initial_lexer_fuel=1_000_000,
@@ -23,10 +23,10 @@ LIMITS = LLParserLimits(
     max_lexer_states=10_000,
     verbose_errors=False,
 )
-# Between the parts of a JSON text: nothing, one blank, or a line break and its indentation. Without a bound a model
-# may write blanks until its answer is cut off.
+# White space between the parts of a JSON text: none, one blank, or a line break with indentation. Without a bound a
+# model may write blanks until its answer is cut off.
 _WHITESPACE = r"\x20|\n[\x20]{0,24}|\n[\t]{0,8}"
-# Any token that spells what the grammar allows is allowed, and not only the one that the tokenizer would choose.
+# Every token whose text the grammar allows is allowed, not only the token that the tokenizer would choose.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
@@ -49,12 +49,12 @@ def _schema(source: str) -> dict[str, Any]:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return what stands in a Lark grammar for JSON that a schema allows."""
+    """Return the part of a Lark grammar that matches JSON of a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}"
 
 
 def fault(grammar: OutputGrammar) -> str:
-    """Return why a grammar cannot be used, in one line; "" if it can. Takes at most a few hundred milliseconds."""
+    """Return the reason, in one line, why a grammar cannot be used; "" if it can. Takes up to a few hundred ms."""
     if len(grammar.source.encode()) > MAX_SOURCE_BYTES:
         return f"it is longer than {MAX_SOURCE_BYTES} bytes"
     try:
@@ -70,7 +70,7 @@ def fault(grammar: OutputGrammar) -> str:
 
 
 def unsatisfiable(matcher: LLMatcher) -> str:
-    """Return why no text can follow at the beginning of a matcher; "" if one can."""
+    """Return the reason why no text can begin in a new matcher; "" if one can."""
     allowed = any(matcher.compute_bitmask())
     why = str(matcher.get_error()) if matcher.is_error() else ""
     if why and not why.startswith("NoExtension"):
@@ -84,7 +84,7 @@ def _bytes() -> LLTokenizer:
 
 
 def _line(message: str) -> str:
-    """Return the telling part of an error message of several lines."""
+    """Return the line with the fault of an error message of several lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     shown = [line for line in lines if not set(line) <= set("^ ") and "%llguidance" not in line]
     told = next((line.removeprefix("error: ") for line in shown if line.startswith("error: ")), "")

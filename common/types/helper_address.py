@@ -23,7 +23,7 @@ class HelperAddress(NamedTuple):
 
     @property
     def kind(self) -> ChannelKind:
-        """How the two processes speak."""
+        """The kind of channel between the two processes."""
         return "unix" if self.path else "tcp"
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class HelperAddress(NamedTuple):
 
     @classmethod
     def of(cls, data_dir: str, setting: str, secret: str) -> HelperAddress | None:
-        """Return what `SPILLWAY_HOST_SOCKET` says, None if it says nothing; ConfigError if nobody could meet there."""
+        """Return the address in `SPILLWAY_HOST_SOCKET`; None if it is empty, ConfigError if it is unusable."""
         if not setting:
             return None
         if not setting.startswith(_SCHEME):
@@ -52,7 +52,7 @@ class HelperAddress(NamedTuple):
 
 
 def channel_kind(setting: str) -> ChannelKind:
-    """Return the kind of channel that a `SPILLWAY_HOST_SOCKET` asks for."""
+    """Return the kind of channel that `SPILLWAY_HOST_SOCKET` names."""
     return "tcp" if setting.startswith(_SCHEME) else "unix"
 
 

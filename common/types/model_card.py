@@ -1,4 +1,4 @@
-"""Model cards: what router and workers must agree on about a model."""
+"""Model cards: the facts about a model on which router and workers must agree."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from common.wire.message import Message
 
 
 class ModelCard(Message, frozen=True):
-    """Facts about a model on which router and worker must agree; `Models.publish` stores the tokenizer beside it.
+    """The facts about a model on which router and workers must agree; `Models.publish` stores also the tokenizer.
 
-    `vocabulary` is how many token ids the model knows, 0 if as many as its tokenizer. Of an encoder's `prompts` the one
-    that a request names stands before each text, else `default_prompt`. A generator's `max_tokens` is its context;
-    `sampling` is what it uses where a client says nothing; `stop_ids` end its turns; `grounding_template` renders
-    passages and question into one user message (empty: the router's own); `reads` is the fewest characters that a token
-    of its passages stands for, on average, where it can read them (0: any text); `grammars` says that its workers can
-    bind an answer to a grammar.
+    `vocabulary` is the number of token ids that the model knows, 0 for its tokenizer's number. An encoder's text
+    follows the one of `prompts` that the request names, else `default_prompt`. A generator's `max_tokens` is its
+    context; `sampling` holds its default parameters; `stop_ids` end its turns; `grounding_template` renders passages
+    and question into one user message (empty: the router's own template); `reads` is the least average number of
+    characters per token of passages that the model can read (0: any text); `grammars` is True if its workers can bind
+    an answer to a grammar.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Choices of how pages are kept: eviction policies, the form of a page below the host, the pages written back."""
+"""Settings of page storage: eviction policies, the form of a page below the host, the pages written back."""
 
 from __future__ import annotations
 

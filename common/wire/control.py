@@ -1,4 +1,4 @@
-"""Messages to a generation that runs: new tokens for a part of its prompt, and where in its answer each took effect."""
+"""Messages to a running generation: new tokens for a part of its prompt, and the points of their effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from common.wire.message import Message, _checked
 class Extend(Message, frozen=True, tag="extend"):
     """Replace `removed` tokens from `start` on by `tokens`; `number` counts a job's extensions from 1.
 
-    Positions are those of the prompt that the job was admitted with: each extension takes the place of the one before
-    it, so one may be left out. A message without a change (`removed` 0, no `tokens`) leaves the prompt as it is by
-    then, and lets a generation that waits for this number go on. The sender's `note` is logged with the extension.
+    Positions are those of the prompt at the job's admission: each extension replaces the one before it, so one may be
+    left out. A message without a change (`removed` 0, no `tokens`) keeps the current prompt, and lets a generation that
+    waits for this number go on. The sender's `note` is logged with the extension.
     """
 
     number: int
@@ -26,11 +26,11 @@ class Extend(Message, frozen=True, tag="extend"):
 
     @property
     def changes(self) -> bool:
-        """False if the prompt stays as it is."""
+        """Whether the extension changes the prompt."""
         return bool(self.removed or self.tokens)
 
     def prompt(self, admitted: list[int]) -> list[int]:
-        """Return the prompt that this extension, if it changes anything, makes of the one that was admitted."""
+        """Return the prompt that this extension, if it changes the prompt, makes of the admitted one."""
         return [*admitted[: self.start], *self.tokens, *admitted[self.start + self.removed :]]
 
 
@@ -46,8 +46,8 @@ Control = Extend | Pause
 class ExtensionRule(Struct, frozen=True):
     """Boundaries where a generation takes extensions: after each `every` generated tokens, at most `most` times.
 
-    At boundary j a generation that is to "wait" pauses until extension j is there; one that is to "keep" takes the
-    newest that is there, and goes on.
+    At boundary j a generation with `late` "wait" pauses until extension j has come; with "keep" it takes the newest
+    extension that has come, and goes on.
     """
 
     every: int
@@ -56,10 +56,10 @@ class ExtensionRule(Struct, frozen=True):
 
 
 class Applied(Struct, frozen=True):
-    """An extension took effect after `tokens` generated tokens; logged, so that another worker repeats it there.
+    """The effect of an extension after `tokens` generated tokens; logged, so that another worker can repeat it there.
 
-    `at` is the index of the event that it was first logged in. An extension that could not take effect is logged as one
-    without a change, and without its note.
+    `at` is the index of the event in which it was first logged. An extension that could not take effect is logged
+    without a change and without its note.
     """
 
     tokens: int
@@ -71,6 +71,6 @@ _control = msgspec.msgpack.Decoder(Control)
 
 
 def decode_control(data: bytes) -> Control:
-    """Decode a message to a running job by its tag; BadMessage if it is none of ours."""
+    """Decode a message to a running job by its tag; BadMessage for other bytes."""
     message: Control = _checked(_control, "control", data)
     return message

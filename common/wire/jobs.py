@@ -1,4 +1,4 @@
-"""Work that jobs ask of workers: one tagged union."""
+"""The work of jobs for workers: one tagged union."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from common.wire.workflows import RequestWork
 
 
 class EmbedWork(Message, frozen=True, tag="embed"):
-    """Embed token lists; `fingerprint` must be the worker's own.
+    """Embed token lists; `fingerprint` must be that of the worker's model.
 
-    A `question` is what a search looks for: the search goes on once it is embedded, so it may run before other texts.
+    A `question` is the query of a search, which waits for its vector, so it may run before other texts.
     """
 
     fingerprint: str
@@ -42,10 +42,10 @@ class GenerateWork(Message, frozen=True, tag="generate"):
 
     Generation of a choice ends at one of `stop_ids` (unless `ignore_eos`), before the text of one of `stop`, or after
     `max_new` tokens; not before `min_new`. `logprobs` is how many alternatives to report for each token, -1 for none.
-    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A `low` one waits for
-    those that are not. The text of every choice matches `grammar`, if there is one and the answer is not cut off.
-    `shown` are special tokens that are part of the text. `extensions` says where the prompt of a single choice may be
-    extended while it is generated.
+    `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A generation with `low`
+    priority waits for all others. The text of every choice matches `grammar`, if there is one and the answer is not cut
+    off. `shown` are special tokens that are part of the text. `extensions` gives the boundaries at which the prompt of
+    a single choice may be extended.
     """
 
     fingerprint: str
@@ -83,6 +83,6 @@ _work = msgspec.msgpack.Decoder(Work)
 
 
 def decode_work(data: bytes) -> Work:
-    """Decode a job's payload by its tag; BadMessage if it is none of ours."""
+    """Decode a job's payload by its tag; BadMessage for other bytes."""
     work: Work = _checked(_work, "work", data)
     return work

@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class BadMessage(ValueError):
-    """Bytes that are not a message of this version; says which type was expected."""
+    """The error for bytes that are no message of this version; it names the expected type."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -56,7 +56,7 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], name: str, data: bytes) -> A
 
 
 def decode(data: bytes, cls: type[M]) -> M:
-    """Decode one message of a known type; BadMessage if it is not one."""
+    """Decode one message of a known type; BadMessage for other bytes."""
     decoder = _decoders.get(cls)
     if decoder is None:
         decoder = _decoders[cls] = msgspec.msgpack.Decoder(cls)

@@ -10,16 +10,17 @@ from common.wire.message import Message
 
 
 class WorkerRecord(Message, frozen=True):
-    """A worker's record in `{f}:workers`; depth bounds all its running and queued work.
+    """A worker's record in `{f}:workers`; its depth bounds its running and queued work.
 
-    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens, of which `r2` says how
-    much they explain. `limit_items` and `limit_tokens` are its largest batch, by which the door plans (0: it plans
-    none). Of predictions 99.9 % are off by less than `late_s` seconds, and by less than `late_share` of themselves and
-    a twentieth of `slo_s`. Without a deadline of its own a request should end within `slo_s` (0: by its deadline).
-    `depth_queries` is the depth in queries of the count policies. A `closed` worker serves its own lane only. `batches`
-    and `tokens` count what it ran since its start, the fields after them tell of the last batch; they are as old as the
-    last heartbeat. `place` is where its process can be looked for; calls reach it at `address` (host:port, "" for none)
-    with `token`, which no API shows. `replica` names the files of a vector_search process, the same at every start.
+    Predicted seconds of a batch = beta_s + alpha_items_s * items + alpha_tokens_s * tokens; `r2` is the share of the
+    measured variance that this line explains. `limit_items` and `limit_tokens` are the largest batch that admission
+    plans (0: it plans no batches). 99.9 % of predictions are late by less than `late_s` seconds, and by less than
+    `late_share` of themselves and a twentieth of `slo_s`. A request without a deadline of its own should end within
+    `slo_s` (0: by its deadline). `depth_queries` is the depth in queries of the count policies. A `closed` worker
+    serves its own lane only. `batches` and `tokens` count the work since the worker's start, and the fields after them
+    describe the last batch; all are as old as the last heartbeat. `place` identifies the worker's process; calls reach
+    it at `address` (host:port, "" for none) with `token`, which no API shows. `replica` names the files of a
+    vector_search process, the same at every start.
     """
 
     worker: str
@@ -55,11 +56,11 @@ class WorkerRecord(Message, frozen=True):
 
 
 class ProcessRecord(Message, frozen=True):
-    """A process of the mesh: what it is, where it runs, and how it was set.
+    """A process of the mesh: its service, its machine, and its settings.
 
-    `place` is that of the process' worker records. `cores` are those it may run on, `threads` those that compute.
-    `settings` are the variables that are not as by default, without paths and addresses; `seen_ms` is when the process
-    last said that it lives.
+    `place` is the same as in the process' worker records. `cores` counts the cores that it may use, `threads` its
+    computing threads. `settings` are the variables that differ from their defaults, without paths and addresses;
+    `seen_ms` is the time of the process' last sign of life.
     """
 
     service: str
@@ -75,7 +76,7 @@ class ProcessRecord(Message, frozen=True):
 
 
 class StageSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A stage of a step: its name, sub-batch and layer, and when it began and ended, in seconds since the first one."""
+    """A stage of a step: name, sub-batch, layer, begin and end, in seconds since the first stage began."""
 
     stage: str
     part: int
@@ -87,11 +88,11 @@ class StageSpan(msgspec.Struct, frozen=True, array_like=True):
 class StepRecord(Message, frozen=True):
     """A worker's latest step of which a part was attended on the host (NEO), as planned and as computed.
 
-    `why` is what decided where it was computed; `decoded` are its rows that decode, `on_host` those attended on the
-    host, `host_share` their share since the start. `long_slack_s` and `short_slack_s` are the seconds by which the plan
-    has the host done before the device in either half of a layer, the idle ones those in which a side computed nothing.
-    `stages` are those of the first layers. `resumed` counts prompts since the start by what became of their pages that
-    only the host had.
+    `why` is the reason for the step's plan; `decoded` counts its rows that decode, `on_host` those of them attended on
+    the host, and `host_share` is the latter's share since the start. `long_slack_s` and `short_slack_s` are the seconds
+    by which, in the plan, the host ends before the device in either half of a layer; `device_idle_s` and `host_idle_s`
+    are the seconds without computing. `stages` are those of the first layers. `resumed` counts prompts since the start
+    by the treatment of their pages that only the host had.
     """
 
     at_ms: int
@@ -111,7 +112,7 @@ class StepRecord(Message, frozen=True):
 
 
 class Held(Message, frozen=True):
-    """The part of a session that a worker holds: tokens on its device and on its host only, and the last full page."""
+    """A worker's part of a session: the tokens on its device, those on its host only, and the last full page."""
 
     worker: str
     device_tokens: int
@@ -121,7 +122,7 @@ class Held(Message, frozen=True):
 
 
 class Forgot(Message, frozen=True):
-    """A worker's answer to a deleted session: page ids it looked for, and how many its device and its host had."""
+    """A worker's answer to a deleted session: the numbers of pages looked for, and found on device and on host."""
 
     worker: str
     looked: int
@@ -130,9 +131,10 @@ class Forgot(Message, frozen=True):
 
 
 class DepthRecord(Message, frozen=True):
-    """Result of probing one device: seconds of n queries at once = beta_s + alpha_s * n, explained by `r2`.
+    """The result of probing one device: n queries at once take beta_s + alpha_s * n seconds; `r2` is the fit.
 
-    `by_line` is the depth by that line, `depth` after tuning; `points` are (queries, seconds of the last answer).
+    `by_line` is the depth by that line, `depth` the depth after tuning; `points` are (queries, seconds of the last
+    answer).
     """
 
     alpha_s: float
@@ -155,7 +157,7 @@ class Chunking(msgspec.Struct, frozen=True):
 class CollectionRecord(Message, frozen=True):
     """A collection as registered; `id` is new at every creation, so old writes never reach a new namesake.
 
-    A `placed` one has a CollectionPlacement, which says what its shards are; another one has `shards` of them, which
+    The shards of a `placed` collection are in its CollectionPlacement; any other collection has `shards` shards, which
     every process holds.
     """
 
@@ -177,8 +179,8 @@ class CollectionRecord(Message, frozen=True):
 class PlacedReplica(msgspec.Struct, frozen=True):
     """A copy of a shard, by the name of its process' files.
 
-    A new one begins empty, as the shard does; one that is filling is copied from a serving one, and takes the place of
-    the replica `replaces` when it serves.
+    A replica in the state "new" begins empty, as its shard does. A "filling" one is copied from a serving one; once it
+    serves, it takes the place of the replica `replaces`.
     """
 
     name: str
@@ -187,9 +189,9 @@ class PlacedReplica(msgspec.Struct, frozen=True):
 
 
 class ShardSplit(msgspec.Struct, frozen=True):
-    """A split in progress: the children `numbers` get the hashes below and from `at`.
+    """A split in progress: the children `numbers` get the hashes below `at` and from `at` on.
 
-    The replicas `ready` have both children in step; no write comes after the entry `seal`, once there is one.
+    The replicas `ready` have both children in step; no write comes after the entry `seal`, if there is one.
     """
 
     at: int
@@ -201,7 +203,7 @@ class ShardSplit(msgspec.Struct, frozen=True):
 class PlacedShard(msgspec.Struct, frozen=True):
     """A shard that holds the documents with hashes from `low` to below `high`; its number is never used again.
 
-    `ancestors` are the shards that it came from by splits, the oldest first; its own stream begins after `begins`.
+    `ancestors` are the shards from which splits made it, the oldest first; its own stream begins after `begins`.
     """
 
     number: int
@@ -214,9 +216,9 @@ class PlacedShard(msgspec.Struct, frozen=True):
 
 
 class CollectionPlacement(Message, frozen=True):
-    """Where the shards of a collection live; `replicas` is how many of each are wanted.
+    """The places of a collection's shards; `replicas` is the wanted number of replicas of each.
 
-    `version` rises with every change, `layout` when shards take the place of others.
+    `version` rises with every change, `layout` whenever shards replace others.
     """
 
     collection: str
@@ -228,9 +230,9 @@ class CollectionPlacement(Message, frozen=True):
 
 
 class QuantizerRecord(Message, frozen=True):
-    """The quantizer of a collection: `version` is the blake2b of what it consists of, in hexadecimal digits.
+    """The quantizer of a collection: `version` is the blake2b of its content, in hexadecimal digits.
 
-    `asked` is how many lists its training was asked for, `trainer` the replica whose process trained it.
+    `asked` is the number of lists requested at its training, `trainer` the replica whose process trained it.
     """
 
     collection: str
@@ -240,7 +242,7 @@ class QuantizerRecord(Message, frozen=True):
 
 
 class HeldShard(msgspec.Struct, frozen=True):
-    """A shard in a process: its vectors, its bytes on the disk, and why it is not complete, if it is not."""
+    """A shard in a process: its vectors, its bytes on the disk, and the reason why it is not complete ("": it is)."""
 
     collection: str
     number: int
@@ -250,7 +252,7 @@ class HeldShard(msgspec.Struct, frozen=True):
 
 
 class Holding(Message, frozen=True):
-    """What one vector_search process holds, and the bytes of memory that it may use; reported when it changes."""
+    """The shards of one vector_search process, and the bytes of memory that it may use; reported after changes."""
 
     replica: str
     memory_bytes: int
@@ -258,7 +260,7 @@ class Holding(Message, frozen=True):
 
 
 class DeadLetter(Message, frozen=True):
-    """A convicted job with what is needed to understand and to replay it."""
+    """A convicted job, with its error, trace and payload, to understand and to replay it."""
 
     job: str
     tenant: str

@@ -32,10 +32,10 @@ class ScoreResult(Message, frozen=True, tag="score"):
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The gain of one choice in one event: tokens, and the text that is certain by now.
+    """The new output of one choice in one event: tokens, and the text that is certain by now.
 
-    `at` is the index of the event it was first logged in, so that a folded log still tells what a client has.
-    `finish` is set on a choice's last piece; `stopped_by` is the stop string or the text of the stop token.
+    `at` is the index of the event in which the piece was first logged: so a folded log still shows which pieces a
+    client has. `finish` is set on a choice's last piece; `stopped_by` is the stop string or the text of the stop token.
     """
 
     at: int
@@ -50,7 +50,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
 class Delta(Message, frozen=True, tag="delta"):
     """The data of a generation's progress event: pieces in rising order of (at, choice), and extensions of the prompt.
 
-    Extensions, in the order they took effect, stand in the event of the tokens after them, or in an earlier one.
+    Extensions are in the order of their effect, in the event of the tokens after them, or in an earlier event.
     """
 
     pieces: list[Piece]
@@ -82,7 +82,7 @@ Outcome = Literal["result", "error", "expired", "cancelled", "dead"]
 
 
 class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The HTTP answer to an error outcome: its status, the field at fault, and when coming back helps."""
+    """The HTTP answer to an error outcome: status, field at fault, and seconds after which a retry may succeed."""
 
     status: int
     param: str | None = None
@@ -111,7 +111,7 @@ class Event(Message, frozen=True):
 
 
 def error_event(index: int, kind: Outcome, error: SpillwayError) -> Event:
-    """Return the event that ends a job with an error, and all that its client is to know of the error."""
+    """Return the event that ends a job with an error, with all facts for its client."""
     details = ErrorDetails(
         status=error.http_status, param=error.param, retry_after_s=error.retry_after_s
     )
@@ -122,11 +122,11 @@ _result = msgspec.msgpack.Decoder(Result)
 
 
 def decode_delta(data: bytes) -> Delta:
-    """Decode the data of a generation's progress event; BadMessage if it is none."""
+    """Decode the data of a generation's progress event; BadMessage for other bytes."""
     return decode(data, Delta)
 
 
 def decode_result(data: bytes) -> Result:
-    """Decode a result by its tag; BadMessage if it is none of ours."""
+    """Decode a result by its tag; BadMessage for other bytes."""
     result: Result = _checked(_result, "result", data)
     return result

@@ -1,7 +1,7 @@
 """Retrievals of a grounded answer: the first passages, and those that replaced them while the answer was written.
 
-A router notes each retrieval with the extension of the prompt that it sends, and the note stands in the job's log at
-the token after which it counts. So every reader, at any router, and the session are told the same.
+A router notes each retrieval in the extension of the prompt that it sends; the job's log has the note at the token
+after which the extension counts. So all readers, at any router, and the session see the same retrievals.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from common.wire.search import Effort
 
 
 class RetrievalRecord(Struct, frozen=True, omit_defaults=True):
-    """A retrieval as responses tell it: from `at_token` tokens of the answer on the prompt holds `passages`.
+    """A retrieval as responses show it: after `at_token` tokens of the answer the prompt holds `passages`.
 
-    They are numbers of passages; those in `replaced` were there before. The query was of the last `query_tokens` tokens
-    of question and answer as of `query_at` tokens of the answer. `kept` says why the passages stayed. A `late` one was
-    waited for, or counts from a later interval. `budget_ms` is the time that its search had, `ms` what it took in all;
-    `stages` are its own, as the timeline of the request has them.
+    `passages` are numbers of passages, and `replaced` those that left the prompt. The query was the last `query_tokens`
+    tokens of question and answer, after `query_at` tokens of the answer. `kept` is the reason why the passages stayed.
+    The generation waited for a `late` retrieval, or it counts from a later interval. `budget_ms` is the time budget of
+    its search, `ms` its whole duration; `stages` are its stages in the timeline of the request.
     """
 
     at_token: int
@@ -42,7 +42,7 @@ class RetrievalRecord(Struct, frozen=True, omit_defaults=True):
 class RetrievalNote(Struct, frozen=True):
     """A router's note with an extension: the `passages` that it puts into the prompt, as the API shows them.
 
-    It was due after `due_at` tokens. Of the `record` places and passages are those that the sender knew.
+    The extension was due after `due_at` tokens. `record` has the places and passages that the sender knew.
     """
 
     due_at: int
@@ -54,7 +54,7 @@ class RetrievalHistory:
     """The `retrieval` object of an answer, `shown`, as it grows with the extensions of its prompt."""
 
     def __init__(self, first: Mapping[str, Any]) -> None:
-        """Begin with what was told before the answer."""
+        """Begin with `first`, the `retrieval` object before the answer."""
         self.shown = dict(first)
         self._taken = 0
 
@@ -65,7 +65,7 @@ class RetrievalHistory:
         return list(records[-1]["passages"]) if records else []
 
     def take(self, applied: Applied) -> dict[str, Any] | None:
-        """Add a retrieval and return what is new as a `retrieval` object; None for one that was taken before."""
+        """Add a retrieval and return it with its new passages as a `retrieval` object; None if it was taken before."""
         extension = applied.extension
         if extension.number <= self._taken or not extension.note:
             return None
@@ -96,7 +96,7 @@ class RetrievalHistory:
 
 
 def retrieval_of(first: bytes, extensions: Iterable[Applied]) -> bytes:
-    """Return the JSON of a whole answer's `retrieval` object, given that of before the answer; b"" stays b""."""
+    """Return the JSON of a whole answer's `retrieval` object; `first` is the one before the answer. b"" stays b""."""
     if not first:
         return first
     history = RetrievalHistory(msgspec.json.decode(first))

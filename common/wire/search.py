@@ -11,7 +11,7 @@ import msgspec
 from common.wire.message import Message
 
 MAX_DIVERSE = 200
-FOLLOWING_BYTES = 1024  # of a document, that come with a hit whose search asks for them
+FOLLOWING_BYTES = 1024  # bytes of text after a hit, if its search asks for them
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -22,9 +22,9 @@ NO_TEXTS = "the collection's documents hold no texts whose words could be found;
 
 
 class Diversity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Maximal marginal relevance: the best `candidates` are ordered by relevance and by what they add to those before.
+    """Maximal marginal relevance: orders the best `candidates` by relevance and by difference from earlier ones.
 
-    `relevance` (in JSON `lambda`) is the weight of a chunk's own relevance: at 1 the order stays.
+    `relevance` (in JSON `lambda`) is the weight of a chunk's own relevance; 1 keeps the order.
     """
 
     relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] = msgspec.field(
@@ -37,12 +37,12 @@ class SearchWork(Message, frozen=True, tag="search"):
     """Search one shard with many queries at once: by `len(vectors) / (4 * dimension)` vectors, by `texts`, or by both.
 
     `filter` is the JSON filter of the API; `after` is an applied id the shard must have reached (read your writes).
-    `trace` is the traceparent of a search that is no job, since a job's record holds its own.
-    `effort` says how much of the index to look at; with `budget_ms` the shard takes the most that fits, less `spent_ms`
-    that have passed since the request came. `ef` and `exact` are the effort as older routers write it.
-    With `depth` the best so many of each search are candidates, each with its scores: the shard ranks them itself where
-    it is the only one (`alone`), else they are the result. `with_lists` asks for the lists that were read. With
-    `following` hits come with the FOLLOWING_BYTES of text that follow in their document.
+    `trace` is the traceparent of a search that is no job, since a job's record holds its own. `effort` sets how
+    thoroughly the index is searched; with `budget_ms` the shard takes the largest effort that fits the budget less
+    `spent_ms`, which have passed since the request came. `ef` and `exact` are the effort as older routers write it.
+    With `depth` the best `depth` chunks of each search are candidates, each with its scores: the only shard (`alone`)
+    ranks them itself, any other shard returns them. `with_lists` asks for the lists that were read. With `following`
+    hits have the FOLLOWING_BYTES of text after them in their document.
     """
 
     collection: str
@@ -71,17 +71,17 @@ class SearchWork(Message, frozen=True, tag="search"):
 
     @property
     def asked_effort(self) -> Effort | None:
-        """The effort that was asked for, None for the shard's own."""
+        """The requested effort; None for the shard's own."""
         return effort_of(self.effort, self.ef, exact=self.exact)
 
     def queries(self, dimension: int) -> int:
-        """How many queries these are."""
+        """The number of queries."""
         if self.mode == "text":
             return len(self.texts)
         return len(self.vectors) // (4 * dimension)
 
     def whole(self, dimension: int) -> bool:
-        """Whether each query has what its mode searches by."""
+        """Whether each query has the vector and the text that its mode needs."""
         count = self.queries(dimension)
         by_vector = self.mode == "text" or len(self.vectors) == 4 * dimension * count
         by_text = self.mode == "vector" or len(self.texts) == count
@@ -89,15 +89,15 @@ class SearchWork(Message, frozen=True, tag="search"):
 
 
 def effort_of(effort: Effort | None, ef: int | None, *, exact: bool) -> Effort | None:
-    """Return the effort that a search names in the present spelling or in the older one."""
+    """Return the effort of a search from its present or its older fields."""
     return "exact" if exact else ef if effort is None else effort
 
 
 class DocumentsWork(Message, frozen=True, tag="documents"):
-    """Read documents by ids or a page of them, the shard's statistics, how it searches (`filter` and `k`), or a map.
+    """Read documents by ids, a page of them, statistics, an explanation of searches (`filter`, `k`), or a map.
 
-    A map is asked for with `sample` points at most, or, with `ids`, with the points of these documents; `chunks` then
-    names one chunk of each. With a `basis` it is drawn in that one, else in the shard's own.
+    A map has at most `sample` points, or, with `ids`, the points of these documents; `chunks` then names one chunk of
+    each. It is drawn in the plane `basis`, by default the shard's own.
     """
 
     collection: str
@@ -117,7 +117,7 @@ class DocumentsWork(Message, frozen=True, tag="documents"):
 
 
 class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What each search gave a hit; None where a search was not made or did not find it."""
+    """The scores of a hit by each search; None for a search that was not made or did not find the hit."""
 
     vector: float | None = None
     text: float | None = None
@@ -126,8 +126,8 @@ class HitScores(msgspec.Struct, frozen=True, omit_defaults=True):
 class CopyWork(Message, frozen=True, tag="copy"):
     """Copy a shard to another process: `begin` a snapshot, `read` bytes of one of its files, or `end` it.
 
-    Every copy has a name, which its receiver chooses. `quantizer` reads bytes of the collection's quantizer of the hash
-    `name`; there are none past its end.
+    Every copy has a name, which its receiver chooses. `quantizer` reads bytes of the collection's quantizer with the
+    hash `name`, from `offset` on; none past its end.
     """
 
     collection: str
@@ -147,7 +147,7 @@ class CopyFile(msgspec.Struct, frozen=True):
 
 
 class CopyResult(Message, frozen=True, tag="copy"):
-    """The files of a snapshot that began, or the bytes that were read with their xxh3-64."""
+    """The files of a snapshot that began, or the bytes that were read, with their xxh3-64."""
 
     files: list[CopyFile] = []
     data: bytes = b""
@@ -155,9 +155,9 @@ class CopyResult(Message, frozen=True, tag="copy"):
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One chunk found: its document, where it stands in it (character offsets), and how near it is.
+    """One chunk found: its document, its place in it (offsets in characters), and its score.
 
-    `following` is text of the document from `end` on, if it was asked for.
+    `following` is the text of the document from `end` on, if the search asked for it.
     """
 
     id: str
@@ -175,14 +175,14 @@ _hits = msgspec.json.Decoder(list[Hit])
 
 
 class SearchReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a search went: the kind of index, the effort used, and the milliseconds it took.
+    """The report of a search: the kind of index, the effort used, and the milliseconds it took.
 
-    Where inverted lists were read, `lists` is how many of each query, in all shards together, and `quantizer` the hash
-    of what they were made by: of several shards each that was used, and "exact" where one read none, with commas.
-    `scanned` names the lists that one shard read for each query, nearest first, if that was asked for.
+    If inverted lists were read, `lists` is the number read for each query, in all shards together, and `quantizer` the
+    hash of their quantizer: with several shards all hashes, separated by commas, and "exact" for a shard that read no
+    lists. `scanned` names the lists that one shard read for each query, nearest first, if the search asked for them.
 
-    With a time budget: `predicted_ms` is what it was predicted to take at most, None where nothing was known, and
-    `fits` whether that was within the budget.
+    With a time budget: `predicted_ms` is the longest predicted time, None if nothing was known, and `fits` tells
+    whether it was within the budget.
     """
 
     kind: str
@@ -204,15 +204,15 @@ class MissingShard(msgspec.Struct, frozen=True):
 
 
 class SearchResult(Message, frozen=True, tag="search"):
-    """Hits of each query, best first: `shown` holds each hit as the JSON object of the API, `scores` the score of each.
+    """Hits of each query, best first: `shown` holds each hit as a JSON object of the API, `scores` their scores.
 
-    Where the shard is the only one (`alone`), the objects of a query may be one piece of `shown`, joined by commas.
-    `path` says how they were found; `applied` is the shard's applied id. Older shards send no `report`. Candidates that
-    are not ranked yet have UNSCORED hits, no `scores`, the columns of their scores (a column of a search that was not
-    made is empty), and in `rows` the float32 vectors of length 1 that maximal marginal relevance compares.
-    `text_indexed` is below 1.0 while the text index of an older shard is being built; `texts` counts the chunks with a
-    text, -1 where that says nothing: texts were not searched, or there is no chunk.
-    In the merged result of a search that may be partial `missing` names the shards that did not answer.
+    If the shard is the only one (`alone`), the objects of a query may be one piece of `shown`, joined by commas. `path`
+    is the kind of search that found them; `applied` is the shard's applied id. Older shards send no `report`. Unranked
+    candidates have UNSCORED hits, no `scores`, a column of scores for each search (empty for a search that was not
+    made), and in `rows` the float32 vectors of length 1 that maximal marginal relevance compares. `text_indexed` is
+    below 1.0 while the text index of an older shard is being built; `texts` counts the chunks with a text, -1 if texts
+    were not searched or there is no chunk. In the merged result of a search that may be partial, `missing` names the
+    shards that did not answer.
     """
 
     shown: list[list[bytes]]
@@ -241,14 +241,14 @@ class SearchResult(Message, frozen=True, tag="search"):
 
     @property
     def hits(self) -> list[list[Hit]]:
-        """The hits as values."""
+        """The hits of each query, decoded."""
         return [decode_hits(row) for row in self.shown]
 
 
 def scored(hit: bytes, score: float, scores: HitScores | None = None) -> bytes:
-    """Return an UNSCORED hit with its score, and with those of each search where they are given.
+    """Return an UNSCORED hit with its score, and, if given, with the scores of each search.
 
-    An id before the score cannot hold the mark, since JSON escapes the quotes in it.
+    The id before the score cannot contain the mark, since JSON escapes the mark's quotes.
     """
     shown = b'"score":%b' % repr(score).encode()
     if scores is not None:
@@ -273,7 +273,7 @@ class StoredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MapPoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one chunk lies on a map; `title` is its document's, if that has one."""
+    """The place of one chunk on a map; `title` is its document's title, if it has one."""
 
     id: str
     chunk: int
@@ -283,10 +283,11 @@ class MapPoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MapPart(msgspec.Struct, frozen=True):
-    """A shard's part of a map: points of a sample of its `rows` live rows in a plane, as they were at `computed_ms`.
+    """A shard's part of a map: points, in a plane, of a sample of its `rows` live rows at `computed_ms`.
 
-    `basis` is that plane as bytes that another shard can draw in, b"" while there is none; `explained` is the share of
-    the sample's variance that lies in it. `pending`: what was asked for is not drawn yet, or is being drawn anew.
+    `basis` is the plane as bytes, so that other shards can draw in it, b"" before the first drawing; `explained` is the
+    share of the sample's variance that lies in it. `pending` is True while the requested map is not drawn yet, or is
+    being drawn anew.
     """
 
     basis: bytes = b""
@@ -298,7 +299,7 @@ class MapPart(msgspec.Struct, frozen=True):
 
 
 class DocumentsResult(Message, frozen=True, tag="documents"):
-    """Documents found, the cursor of the next page (None at the end); statistics, explanation or map when asked."""
+    """The documents found, the next page's cursor (None at the end); statistics, explanation or map if requested."""
 
     documents: list[StoredDocument] = []
     cursor: str | None = None
@@ -328,8 +329,8 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True):
 class Write(Message, frozen=True):
     """One entry of `{search/<p>}:writes:<collection>/<shard>`.
 
-    (request, index) identifies it: a repeated write, after a router died in between, is applied once. `router` is
-    the journal to ring when it is synced. `drop` removes the whole collection.
+    (request, index) identifies it: a repeated write, after a router died in between, is applied once. The router whose
+    journal is `router` is notified once the write is synced. `drop` removes the whole collection.
     """
 
     request: str

@@ -1,4 +1,4 @@
-"""Sessions: records, turns, and the jobs that kv_store does on them."""
+"""Sessions: records, turns, and the jobs that kv_store runs on them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from common.wire.message import Message
 
 
 class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The turn a generation is: `finish` appends it to its session, if that still stands at `version`.
+    """The turn of a generation: `finish` appends it to its session, if the session still has this `version`.
 
     `history` counts the tokens at the head of the prompt that the session has already (0: the history is replaced);
     `messages` is the JSON list of this turn's messages as rendered, `shown` as the client sent them (empty: the same).
     `retrieval` is the JSON object of that name of a grounded answer's response (empty: not grounded), `asked` the JSON
-    fields that a response of /v1/responses repeats of its request (empty: it is none).
+    fields of its request that a response of /v1/responses repeats (empty: another path).
     """
 
     session: str
@@ -31,10 +31,11 @@ class SessionTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionWork(Message, frozen=True, tag="session"):
-    """A session's cold life, done by kv_store: list a tenant's; export, import, delete, pin or unpin one.
+    """A job of kv_store: list a tenant's sessions; export, import, delete, pin or unpin one session.
 
-    `body` is the exported document of an import, `ttl_s` how long what it makes is kept after its last turn; `session`
-    is the id (the new one's, for an import). `turn` is the job of the turn to delete alone (empty: the whole session).
+    `body` is the exported document to import, and `ttl_s` the seconds that the imported session lives after its last
+    turn. `session` is the session's id, for an import the new one's. `turn` is the job of the only turn to delete
+    (empty: the whole session).
     """
 
     op: Literal["list", "export", "import", "delete", "pin", "unpin", "places"]
@@ -58,8 +59,9 @@ class Turn(Message, frozen=True):
 
     A session's tokens are those of all turns since the last one that replaced the history (`history` 0): each turn's
     `prompt` (without the history) and `output` (without the token that stopped it). `partial` is a turn that was
-    cancelled or failed and kept. `retrieval` and `asked` are as in SessionTurn. `counted` are how many tokens the model
-    read and wrote in a turn whose tokens are gone, since an earlier turn, which they repeat, was deleted.
+    cancelled or failed and kept. `retrieval` and `asked` are as in SessionTurn. `counted` are the numbers of tokens
+    that the model read and wrote in a turn whose tokens were removed, since they repeated an earlier turn that was
+    deleted.
     """
 
     job: str
@@ -78,7 +80,7 @@ class Turn(Message, frozen=True):
 
     @property
     def usage(self) -> tuple[int, int]:
-        """The tokens that the model read, with those of earlier turns, and wrote."""
+        """The numbers of tokens that the model read, with those of earlier turns, and wrote."""
         if self.prompt or self.output:
             return self.history + len(self.prompt), len(self.output)
         return self.counted
@@ -87,7 +89,7 @@ class Turn(Message, frozen=True):
 class SessionRecord(Message, frozen=True):
     """A session as stored, without its turns; `busy` is the job that holds its turn lock.
 
-    `pinned`: its pages are not evicted from Redis.
+    The pages of a `pinned` session are not evicted from Redis.
     """
 
     id: str
@@ -126,7 +128,7 @@ def shown(record: SessionRecord) -> dict[str, Any]:
 def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return a conversation in OpenAI's shape, as its client sent it.
 
-    Answers say how they ended, and grounded ones what they rest on (`retrieval`, as their response did).
+    Answers have their reason to finish, and grounded ones the `retrieval` of their response.
     """
     found: list[dict[str, Any]] = []
     for turn in turns:

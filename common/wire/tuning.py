@@ -1,4 +1,4 @@
-"""Tuning of a collection's index: the goal, the settings that were explored, and the plan that was chosen."""
+"""Tuning of a collection's index: the goal, the explored settings, and the chosen plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ENDED: frozenset[TuningState] = frozenset({"done", "failed", "cancelled"})
 
 
 class TuningGoal(msgspec.Struct, frozen=True):
-    """What an index must reach: the share of true neighbours found, and bounds that may be missing.
+    """The goal of a tuning: the share of true neighbours to find, and bounds, None for no bound.
 
-    `p99_s` bounds the seconds of 99 of 100 single searches, `memory_bytes` what one shard holds in memory.
+    `p99_s` bounds the seconds of 99 of 100 single searches, `memory_bytes` the memory of one shard.
     """
 
     recall: float
@@ -24,11 +24,11 @@ class TuningGoal(msgspec.Struct, frozen=True):
 
 
 class IndexSetting(msgspec.Struct, frozen=True, order=True):
-    """An index's kind and parameters; those of other kinds are 0.
+    """The kind and the parameters of an index; parameters of other kinds are 0.
 
-    `effort` is how many lists are read (nprobe) or candidates kept (ef), `depth` how many rows are compared exactly for
-    each that is returned, `links` a graph's M. Rows in lists have codes of `code_bits` bits, rotated before or not
-    (OPQ); of other kinds these two say nothing.
+    `effort` is the number of lists read (nprobe) or of candidates kept (ef), `depth` the number of rows compared
+    exactly for each returned row, `links` a graph's M. Rows in lists have codes of `code_bits` bits; `rotate` rotates
+    rows before (OPQ). Other kinds of index ignore the last two.
     """
 
     kind: Literal["exact", "graph", "ivfpq"]
@@ -42,7 +42,7 @@ class IndexSetting(msgspec.Struct, frozen=True, order=True):
 
 
 class ExploredSetting(msgspec.Struct, frozen=True):
-    """A setting, the recall that real indexes had on a sample, what it is predicted to do, and why it is out ("": not).
+    """A setting, its recall in real indexes of a sample, its predictions, and the reason if it was excluded.
 
     `sure` is the recall less two standard errors.
     """
@@ -57,7 +57,7 @@ class ExploredSetting(msgspec.Struct, frozen=True):
 
 
 class IndexPlan(msgspec.Struct, frozen=True):
-    """The setting that a tuning chose for so many rows, and the recall that it is to reach."""
+    """The setting that a tuning chose for `rows` rows, and the recall that it must reach."""
 
     tuning: str
     setting: IndexSetting
@@ -66,9 +66,9 @@ class IndexPlan(msgspec.Struct, frozen=True):
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True):
-    """What an index built by a plan does: its recall by queries that tuning never saw, and single searches timed.
+    """The measured index of a plan: its recall for queries that the tuning did not use, and times of single searches.
 
-    `effort` is what the built index needs, `error` the standard error of the recall.
+    `effort` is the effort that the built index needs, `error` the standard error of the recall.
     """
 
     recall: float
@@ -83,9 +83,9 @@ class MeasuredPlan(msgspec.Struct, frozen=True):
 class CollectionTuning(Message, frozen=True):
     """A tuning of a collection, and the plan in force, which may be of an earlier one.
 
-    The vector_search process `tuner` explores and builds first; where it has died, or the first shard has left it,
-    another one that holds that shard takes its place. `steps` tells what was done. `front` are explored settings that
-    no other one beats.
+    The vector_search process `tuner` explores and builds first; if it has died, or no longer holds the first shard,
+    another process that holds that shard takes its place. `steps` lists the steps done. `front` are the explored
+    settings that no other setting beats.
     """
 
     collection: str

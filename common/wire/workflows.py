@@ -1,4 +1,4 @@
-"""Requests of several jobs: the plan that any router can go on with, the response options, and the final result."""
+"""Requests of several jobs: the plan, from which any router can go on, the response options, and the result."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ToolFormat = Literal["hermes", "llama", "mistral"]
 
 
 class AnswerMarks(Struct, frozen=True, omit_defaults=True):
-    """What is read from an answer's text besides content: calls of `names` in a `format`, and reasoning.
+    """The marks in an answer's text besides content: calls of `names` in a `format`, and reasoning.
 
-    `reasoning` is "marked" where an answer may begin with it, "opened" where the prompt began it, else empty.
+    `reasoning` is "marked" if an answer may begin with reasoning, "opened" if the prompt began it, else empty.
     """
 
     format: ToolFormat | None = None
@@ -48,7 +48,7 @@ class AnswerMarks(Struct, frozen=True, omit_defaults=True):
 
 
 class ResponseOptions(Struct, frozen=True, omit_defaults=True):
-    """Format in which a client wants the result of a request; stored with requests that may be asked for later."""
+    """The format in which a client wants the result of a request; stored with requests that can be read later."""
 
     kind: str
     model: str = ""
@@ -79,7 +79,7 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True):
 
     @property
     def shapes_vectors(self) -> bool:
-        """True if a result of vectors or scores does not by itself tell the response: the client wished for a form."""
+        """True if the response to vectors or scores depends on these options, not on the result alone."""
         plain = ResponseOptions(kind=self.kind, model=self.model, tokens=self.tokens)
         return self.kind in {"embed", "rerank"} and self != plain
 
@@ -98,10 +98,10 @@ def decode_options(raw: bytes) -> ResponseOptions:
 
 
 class GenerationOptions(Struct, frozen=True, omit_defaults=True):
-    """The fields of a GenerateWork beside its prompts; `max_new` 0 means the rest of the context, within a default.
+    """The fields of a GenerateWork without its prompts; `max_new` 0 means the rest of the context, up to a default.
 
-    A generation with `low` set runs after those without. The extensions of a rule are at most so many as fit before
-    the last token.
+    A generation with `low` priority waits for all others. A rule has at most as many extensions as fit before the last
+    token.
     """
 
     sampling: SamplingParams
@@ -119,7 +119,7 @@ class GenerationOptions(Struct, frozen=True, omit_defaults=True):
 
 
 class RewriteOptions(Struct, frozen=True):
-    """Let `model` write a follow-up question as one that stands alone, in at most `max_tokens` tokens; or a rule."""
+    """Rewrite a follow-up question to stand alone: by `model`, in at most `max_tokens` tokens, or by a rule."""
 
     model: str = ""
     max_tokens: int = 64
@@ -138,9 +138,10 @@ class RetrievalOptions(Struct, frozen=True):
 
     With `rewrite` a follow-up question is rewritten before the search, with `rerank` the hits are scored once more.
     With an `interval` of tokens the search is repeated while the answer is written, see
-    `services.router.text.intervals`; "auto" is a number by the time there is a plan. A `stale` search goes beside the
-    generation; its passages lose their first `shift` tokens (None: as many as an interval has). A result that is `late`
-    is waited for, or comes an interval later. `place` is where passages stand, before the question or after it.
+    `services.router.text.intervals`; a plan has a number in place of "auto". A `stale` search runs beside the
+    generation; its passages lose their first `shift` tokens (None: as many as an interval has). With `late` "wait" the
+    generation waits for a late result, with "keep" the result takes effect an interval later. `place` puts the passages
+    before or after the question.
     """
 
     collection: str
@@ -163,7 +164,7 @@ class RetrievalOptions(Struct, frozen=True):
 class ChatRequest(Struct, frozen=True):
     """A validated chat whose prompt is not yet rendered; `messages` are those of this turn.
 
-    The template is given `tools`; `marks` say how the answer is read.
+    The chat template gets `tools`; `marks` describe how the answer is parsed.
     """
 
     model: str
@@ -182,9 +183,9 @@ class ChatRequest(Struct, frozen=True):
 class SearchRequest(Struct, frozen=True):
     """A validated search: `count` queries as token lists to embed, or as float32 rows in `vectors`, and as `texts`.
 
-    `ef` and `exact` are the effort as older routers write it. `depth` is how many of the best of each search are ranked
-    once more, 0 where the search's own order stays. A `partial` one is answered by the
-    shards that can be reached. Hits of one that asks for it come with the text that is `following` in their document.
+    `ef` and `exact` are the effort as older routers write it. `depth` is the number of best hits of each search that
+    are ranked once more; 0 keeps the search's order. The shards within reach answer a `partial` search. With
+    `following` hits have the text after them in their document.
     """
 
     many: bool
@@ -273,8 +274,8 @@ class ReembedPlan(Struct, frozen=True, tag="reembed"):
 class GroundPlan(Struct, frozen=True, tag="ground", omit_defaults=True):
     """Embed a chat's question, search, and answer from the passages found.
 
-    `asked` are the queries of `search` as texts, the one that says most last. `rewriting` is the encoded generate job
-    that writes a better one, with its items and tokens; None where no model is to.
+    `asked` are the queries of `search` as texts, the most specific one last. `rewriting` is the encoded generate job
+    that rewrites the question, with its items and tokens; None without a model for it.
     """
 
     collection: CollectionRecord

@@ -1,4 +1,4 @@
-"""One streamed answer, assembled from its chunks, with faults that no right stream has."""
+"""One streamed answer, assembled from its chunks, with the faults of its stream."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 def mark_of(ident: str) -> Mark | None:
-    """Return (event, choice) of a chunk's id `event.choice`; None if it is not one."""
+    """Return (event, choice) of a chunk's id `event.choice`; None for other text."""
     event, dot, choice = ident.partition(".")
     if dot and event.isdigit() and choice.isdigit():
         return int(event), int(choice)
@@ -52,7 +52,7 @@ def mark_of(ident: str) -> Mark | None:
 
 
 def _joined(before: dict[str, Any] | None, told: dict[str, Any]) -> dict[str, Any]:
-    """Return what was retrieved by now: passages and retrievals that a later chunk tells join those before."""
+    """Return the `retrieval` object so far: a later chunk's passages and retrievals are added to the earlier ones."""
     if before is None:
         return told
     passages = {each["index"]: each for each in (*told["passages"], *before["passages"])}
@@ -67,10 +67,10 @@ def _joined(before: dict[str, Any] | None, told: dict[str, Any]) -> dict[str, An
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What one request was answered; `code` is empty iff it ended well, `status` 0 without an HTTP answer.
+    """The answer to one request; `code` is empty if it ended well, `status` 0 without an HTTP answer.
 
-    `at_s` holds the moment each piece came (monotonic), `wrong` what breaks the promises of a stream: a piece that
-    came again with another text, one out of order, a chunk that cannot be read, an end without a finish.
+    `at_s` holds the moment at which each piece came (monotonic), `wrong` the stream's faults: a repeated piece with
+    another text, a piece out of order, an unreadable chunk, an end without a finish.
     """
 
     request: str = ""
@@ -97,7 +97,7 @@ class StreamedAnswer:
 
     @property
     def ok(self) -> bool:
-        """True if the answer is whole and nothing about its stream was wrong."""
+        """True if the answer is whole and its stream had no faults."""
         return self.done and not self.code and not self.wrong
 
     @property
@@ -107,7 +107,7 @@ class StreamedAnswer:
 
     @property
     def last_id(self) -> str:
-        """Return what Last-Event-ID must say to go on; empty before the first piece."""
+        """Return the Last-Event-ID with which to go on; empty before the first piece."""
         return "" if self.last is None else f"{self.last[0]}.{self.last[1]}"
 
     def take(self, frame: Frame, now: float) -> None:
@@ -136,7 +136,7 @@ class StreamedAnswer:
             self._piece(mark, chunk, now)
 
     def fail(self, code: str, message: str = "") -> None:
-        """Note the error the request ended with."""
+        """Record the error that ended the request."""
         self.code, self.message, self.done = code, message, True
 
     def _usage(self, usage: _Usage) -> None:

@@ -19,7 +19,7 @@ KINDS = ("chat", "multi-turn", "grounded")
 
 
 def arguments(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
-    """Declare what only chat has; `seconds` parses durations."""
+    """Declare the options of chat alone; `seconds` parses durations."""
     add = parser.add_argument_group("chat").add_argument
     add("--prompt", type=float, default=38.0, help="mean words of a turn (log-normal)")
     add("--output", type=float, default=205.0, help="mean tokens of an answer (log-normal)")
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) 
 
 
 def shape(options: argparse.Namespace) -> ScriptShape:
-    """Return the conversations' shape the options ask for."""
+    """Return the shape of the conversations by the options."""
     return ScriptShape(
         prompt=Lengths(options.prompt, options.sigma),
         output=Lengths(options.output, options.sigma),
@@ -45,7 +45,7 @@ def shape(options: argparse.Namespace) -> ScriptShape:
 
 
 def asking(options: argparse.Namespace) -> Asking:
-    """Return how turns are asked for."""
+    """Return the form of the turns' requests by the options."""
     grounded = options.kind == "grounded"
     return Asking(
         how="stateless" if options.stateless else "session",
@@ -57,7 +57,7 @@ def asking(options: argparse.Namespace) -> Asking:
 
 
 async def drive(options: argparse.Namespace, urls: list[str]) -> Talk:
-    """Run the loop the options describe, printing a line a second on standard error."""
+    """Run the loop of the options, and print a line a second on standard error."""
     async with (
         Chat(urls, key=options.key, resume_s=options.resume, timeout_s=options.timeout) as chat,
         Target(urls, key=options.key, timeout_s=options.timeout) as target,
@@ -114,7 +114,7 @@ def row(name: str, found: dict[str, float]) -> str:
 
 
 def finish(options: argparse.Namespace, talk: Talk, argv: Sequence[str]) -> int:
-    """Print and store a run of these arguments; 0 if anything was answered whole, else 1."""
+    """Print and store a run of these arguments; 0 if any answer came whole, else 1."""
     found = talk.summary(goal(options))
     print(report(found))
     if options.json:

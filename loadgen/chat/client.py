@@ -28,7 +28,7 @@ class Chat:
 
     With `resume_s` above 0 a request outlives its connection: it is sent under one idempotency key until a router
     accepts it, and read on at the next router, from the last piece that came, until it ends or `timeout_s` is over.
-    `broken` counts what made it do so. Without, the first failure is the answer.
+    `broken` counts the failures that made it go on. Without `resume_s` the first failure ends the request.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Chat:
         first: int | None = None,
         seen: Callable[[StreamedAnswer], None] | None = None,
     ) -> StreamedAnswer:
-        """Ask for one streamed answer; never raises for what a server or a connection does.
+        """Ask for one streamed answer; failures of servers and connections are part of the answer, not raised.
 
         `first` is the index of the router to begin with; `seen` is called whenever the answer has grown.
         """
@@ -99,7 +99,7 @@ class Chat:
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[int, Any]:
-        """Make one plain call; return status and decoded body. Resumable clients try until a router has answered."""
+        """Make one plain call; return its status and decoded body. A resumable client tries until a router answers."""
         raw = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": "application/json"}
         if method == "POST" and self._resume_s > 0:

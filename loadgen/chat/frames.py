@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """One event of a stream; `id` and `event` are empty where the server gave none."""
+    """One event of a stream; `id` and `event` are empty if the server gave none."""
 
     data: bytes
     id: str = ""
@@ -15,7 +15,7 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Cuts a byte stream into frames, wherever its parts were cut; comments are counted, not returned."""
+    """Cuts a byte stream, in parts of any size, into frames; comments are counted, not returned."""
 
     def __init__(self) -> None:
         self._rest = b""

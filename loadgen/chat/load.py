@@ -1,4 +1,4 @@
-"""Chat in an open or a closed loop: conversations arrive, each says its next turn a pause after the last answer."""
+"""Chat in an open or a closed loop: conversations arrive, and each says its next turn after the answer and a pause."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ How = Literal["session", "stateless"]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How turns are asked for: by session or with the whole history, greedy or drawn, grounded or not.
+    """The form of the turns' requests: by session or with the whole history, greedy or drawn, grounded or not.
 
-    With `exact_length` an answer has exactly the tokens its script wants, whatever the model says.
+    With `exact_length` an answer has exactly the number of tokens of its script, for any model.
     """
 
     how: How = "session"
@@ -34,21 +34,21 @@ class Asking:
     retrieval: dict[str, Any] | None = None
 
     def body(self, script: Script, say: Say) -> dict[str, Any]:
-        """Return what every request of a turn has."""
+        """Return the fields that all requests of turns share."""
         body: dict[str, Any] = {
             "max_completion_tokens": say.max_tokens,
             "temperature": self.temperature,
             "seed": script.number,
         }
         body |= {"model": self.model} if self.model else {}
-        # The stop tokens are banned rather than ignored: they have no text, so their stream would be silent.
+        # Stop tokens are banned, not ignored: they have no text, so they would leave the stream silent.
         body |= {"min_tokens": say.max_tokens} if self.exact_length else {}
         return body | ({"retrieval": self.retrieval} if self.retrieval else {})
 
 
 @dataclass(slots=True)
 class Talk:
-    """What a loop of conversations did; `cpu_s` are the load generator's own CPU seconds."""
+    """The results of a loop of conversations; `cpu_s` are the load generator's own CPU seconds."""
 
     replies: list[Reply] = field(default_factory=list)
     seconds: float = 0.0
@@ -72,11 +72,11 @@ class ChatLoad(LoadLoop[Talk]):
 
     @property
     def replies(self) -> list[Reply]:
-        """Return what has been answered so far, for live progress."""
+        """Return the replies so far, for live progress."""
         return self.run.replies
 
     def fresh(self) -> Talk:
-        """Return a run that has done nothing."""
+        """Return an empty run."""
         return Talk()
 
     def full(self, due: float, now: float) -> None:
@@ -84,7 +84,7 @@ class ChatLoad(LoadLoop[Talk]):
         self.replies.append(Reply("chat", 0, due, now, now, 0, "loadgen_full"))
 
     async def one(self, due: float) -> None:
-        """Have one conversation; it ends with the first turn that fails."""
+        """Run one conversation, to its end or to the first turn that fails."""
         script = next(self._scripts)
         single = len(script.says) == 1
         kind = "chat" if single else "multi-turn"
@@ -116,7 +116,7 @@ class ChatLoad(LoadLoop[Talk]):
         return reply(answer, kind=kind, turn=turn, began=self.began, due=due, sent=sent, done=done)
 
     async def _open(self, due: float) -> tuple[str, Reply | None]:
-        """Create a session; return its id, or what failed."""
+        """Create a session; return its id, or the failure."""
         sent = self.now()
         body = {"model": self._asking.model} if self._asking.model else {}
         found = await self._target.send(Request("/v1/sessions", msgspec.json.encode(body), 0))

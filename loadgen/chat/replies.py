@@ -16,7 +16,7 @@ REFUSED = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an answer must keep to count as goodput: seconds to the first token, and a later token."""
+    """The limits of goodput: an answer's seconds to the first token, and per later token."""
 
     ttft_s: float = 1.0
     tpot_s: float = 0.1
@@ -24,7 +24,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answered (or failed) request; moments are seconds from the run's start.
+    """One answered or failed request; moments are seconds from the run's start.
 
     `gaps_s` are the seconds between its pieces as they came: the inter-token latencies, as a client sees them. A
     piece holds one token unless the server was ahead of the reader, so there may be fewer gaps than tokens.
@@ -51,28 +51,28 @@ class Reply:
 
     @property
     def ttft_s(self) -> float | None:
-        """Return the seconds from when it was due to its first token; None if there was none."""
+        """Return the seconds from the due time to the first token; None without a token."""
         return None if self.first_s is None else self.first_s - self.due_s
 
     @property
     def latency_s(self) -> float:
-        """Return the seconds from when it was due to its end."""
+        """Return the seconds from the due time to the end."""
         return self.done_s - self.due_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Return the mean seconds a token after the first; None for an answer of one token."""
+        """Return the mean seconds per token after the first; None for an answer of one token."""
         if self.first_s is None or self.output_tokens < 2:
             return None
         return (self.done_s - self.first_s) / (self.output_tokens - 1)
 
     @property
     def normalized_s(self) -> float | None:
-        """Return latency divided by output tokens; None if there are none."""
+        """Return the latency divided by the number of output tokens; None without a token."""
         return self.latency_s / self.output_tokens if self.output_tokens else None
 
     def meets(self, goal: Goal) -> bool:
-        """Return whether it is whole and within both limits; one token meets any TPOT."""
+        """Return whether the answer is whole and within both limits; one token meets any TPOT."""
         ttft, tpot = self.ttft_s, self.tpot_s
         return self.ok and ttft is not None and ttft <= goal.ttft_s and (tpot or 0.0) <= goal.tpot_s
 
@@ -87,7 +87,7 @@ def reply(
     sent: float,
     done: float,
 ) -> Reply:
-    """Make a reply of an answer; `began` is the run's start, monotonic like the answer's moments."""
+    """Return the reply of an answer; `began` is the run's start, monotonic like the answer's moments."""
     moments = answer.at_s
     return Reply(
         kind=kind, turn=turn, due_s=due, sent_s=sent, done_s=done, status=answer.status,
@@ -103,7 +103,7 @@ def reply(
 def summary(
     replies: Sequence[Reply], seconds: float, goal: Goal, cpu_s: float = 0.0
 ) -> dict[str, Any]:
-    """Return counts, rates, percentiles and goodput (whole answers within `goal` a second of the run)."""
+    """Return counts, rates, percentiles and goodput (whole answers within `goal`, per second of the run)."""
     ok = [r for r in replies if r.ok]
     refused = [r for r in replies if not r.ok and r.status in REFUSED]
     seconds = max(seconds, 1e-9)

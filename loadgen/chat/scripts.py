@@ -27,10 +27,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class ScriptShape:
-    """How conversations look. The defaults' means are ShareGPT's: 38 in, 205 out, 5.56 turns a conversation.
+    """The shape of conversations. By default the means are ShareGPT's: 38 in, 205 out, 5.56 turns a conversation.
 
-    `prompt` counts words, of which each is one token or more for the model; `output` tokens; `turns` is the mean of
-    a geometric distribution; `think_s` the mean of an exponential pause before each later turn.
+    `prompt` counts words, each of one token or more, and `output` tokens; `turns` is the mean of a geometric
+    distribution, and `think_s` the mean of an exponential pause before each later turn, in seconds.
     """
 
     prompt: Lengths = Lengths(38.0)
@@ -42,7 +42,7 @@ class ScriptShape:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One turn: wait `think_s`, say `text`, want `max_tokens` of answer."""
+    """One turn: wait `think_s`, say `text`, and ask for an answer of up to `max_tokens`."""
 
     text: str
     max_tokens: int
@@ -51,14 +51,14 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One conversation; `number` makes its requests' seeds."""
+    """One conversation; the seeds of its requests derive from `number`."""
 
     number: int
     says: tuple[Say, ...]
 
 
 def scripts(shape: ScriptShape, seed: int) -> Iterator[Script]:
-    """Yield conversations for ever, the same for the same seed whatever was taken before."""
+    """Yield endless conversations, the same for the same seed."""
     for number in itertools.count():
         rng = random.Random(f"{seed}-{number}")
         says = []

@@ -1,4 +1,4 @@
-"""One HTML page without anything outside it: text, tables and SVG, for a browser, a printer or an attachment."""
+"""One self-contained HTML page: text, tables and SVG, for a browser, a printer or an attachment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Page:
         self._parts = [f"<h1>{html.escape(title)}</h1>"]
 
     def heading(self, text: str, anchor: str = "") -> None:
-        """Begin a section, which `#anchor` leads to."""
+        """Begin a section with the link `#anchor`."""
         name = f' id="{html.escape(anchor)}"' if anchor else ""
         self._parts.append(f"<h2{name}>{html.escape(text)}</h2>")
 
@@ -62,11 +62,11 @@ class Page:
             self._parts.append(f'<ul class="muted">{items}</ul>')
 
     def command(self, line: str) -> None:
-        """Add the command that repeats what is above it."""
+        """Add the command that repeats the measurement above it."""
         self._parts.append(f"<pre>{html.escape(line)}</pre>")
 
     def verdicts(self, met: dict[str, str]) -> None:
-        """Say which levels were reached."""
+        """Add sentences about the levels that were reached."""
         told = (
             f'{html.escape(what)}: <span class="{_WORDS.get(word, "")}">{html.escape(word)}</span>'
             for what, word in met.items()
@@ -74,7 +74,7 @@ class Page:
         self._parts.append(f"<p>{' · '.join(told)}</p>")
 
     def beside(self, tables: Sequence[str], plots: Sequence[str] = ()) -> None:
-        """Put parts made by `table` to the left of parts made by `figure`; one above the other on a narrow screen."""
+        """Put tables (made by `table`) to the left of plots (made by `figure`); on a narrow screen above these."""
         left = f'<div class="tables">{"".join(tables)}</div>'
         right = f'<div class="plots">{"".join(plots)}</div>' if plots else ""
         kind = "side both" if plots else "side"
@@ -95,7 +95,7 @@ class Page:
 
 
 def can_plot() -> bool:
-    """Tell whether plots can be drawn; if not, say what is missing."""
+    """Return whether plots can be drawn; if not, print the missing package."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     print("--html needs matplotlib: pip install matplotlib", file=sys.stderr)
@@ -103,7 +103,7 @@ def can_plot() -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
-    """Return a table; a column with a cell that begins with a letter is set as words, the levels in their colours."""
+    """Return a table; a column with a cell that begins with a letter counts as words, and levels have their colours."""
     words = [any(row[i][:1].isalpha() for row in rows) for i in range(len(columns))]
     kinds = [' class="words"' if word else "" for word in words]
     head = "".join(

@@ -1,4 +1,4 @@
-"""The kinds of plot a report has, drawn by matplotlib into inline SVG; a must is dashed amber, a goal dashed green."""
+"""The plots of a report, drawn by matplotlib as inline SVG; musts are dashed amber lines, goals dashed green ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WIDTHS = (
     1.4,
     1.4,
     1.4,
-)  # what the second covers of the first still shows
-_POINTS = 400  # of a curve: more are not seen
+)  # the first line shows through the second
+_POINTS = 400  # points of a curve: more are not visible
 
 
 class Mark(NamedTuple):
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """One measured value with its 95 % interval and the levels it is held against."""
+    """One measured value with its 95 % interval and the levels to compare it with."""
 
     name: str
     value: float
@@ -71,7 +71,7 @@ def cdf(
 
 
 def histogram(values: Sequence[float], unit: str, marks: Sequence[Mark] = ()) -> str:
-    """Draw how often values fall into each of 40 bins up to their 99.5th percentile, the rest in the last bin."""
+    """Draw the counts of values in 40 bins up to their 99.5th percentile; the last bin has the rest."""
     axes = _axes()
     if len(values):
         most = float(np.percentile(values, 99.5))
@@ -107,7 +107,7 @@ def dots(
     *,
     joined: bool = False,
 ) -> str:
-    """Draw points (x, y) of each series, joined by lines or not, on a logarithmic y."""
+    """Draw points (x, y) of each series on a logarithmic y, joined by lines or not."""
     axes = _axes()
     for colour, (name, (x, y)) in zip(COLOURS, series.items(), strict=False):
         if len(x):
@@ -144,7 +144,7 @@ def strips(
 
 
 def ratios(found: Sequence[Ratio], unit: str, *, log: bool = False) -> str:
-    """Draw a value with its interval a row, and the levels of each as ticks."""
+    """Draw a row for each value with its interval, and its levels as ticks."""
     axes = _axes(rows=len(found))
     for row, each in enumerate(found):
         for level, colour in ((each.must, MUST), (each.goal, GOAL)):
@@ -166,7 +166,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """Draw grouped horizontal bars, a group a name."""
+    """Draw grouped horizontal bars, one group for each name."""
     axes = _axes(rows=max(2, len(names) * max(1, len(series)) // 2 + 1))
     high = 0.8 / max(1, len(series))
     for number, (colour, (name, values)) in enumerate(zip(COLOURS, series.items(), strict=False)):
@@ -218,7 +218,7 @@ def _log(axes: Any, which: str) -> None:
 
 
 def _mark(axes: Any, marks: Sequence[Mark]) -> None:
-    """Draw levels on x; one that lies far beyond the values is only told, at the right edge."""
+    """Draw levels on x; a level far beyond the values is only written at the right edge."""
     for mark in marks:
         left, right = axes.get_xlim()
         word = {"color": _colour(mark), "fontsize": 8, "va": "bottom"}

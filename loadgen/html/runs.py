@@ -27,7 +27,7 @@ SINCE = "seconds since the start"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a reader must know of a run: its command (the key left out), when and where it was."""
+    """The description of a run: its command (without the key), its time and its machine."""
 
     command: str
     at: str
@@ -203,7 +203,7 @@ def _codes(found: dict[str, Any], samples: Sequence[T]) -> list[list[str]]:
 
 
 def _rate(events: Sequence[tuple[float, float]], seconds: float) -> tuple[list[float], list[float]]:
-    """Return the middles of at most 30 equal bins of at least a second, and the sum a second in each."""
+    """Return the middles of up to 30 equal bins of at least a second, and the sum per second in each bin."""
     bins = int(min(30, max(1, seconds)))
     edges = np.linspace(0.0, max(seconds, 1e-9), bins + 1)
     sums, _ = np.histogram(

@@ -1,4 +1,4 @@
-"""Applies the writes of a replica: one listener a family names the shards that have some, and only these are read."""
+"""The applier of a replica's writes: one listener a family names shards with new writes, and only these are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCK_MS = 1000
 _RETRY_S = 1.0
 _LOST_S = 0.2
 _IDLE_S = 30.0
-_CHECK_LOOKS = 10  # empty looks after which a listener makes sure that Redis has not gone back
+_CHECK_LOOKS = 10  # empty reads after which a listener checks that Redis lost no writes
 Entry = tuple[str, Write | BadMessage]
 _log = log.get("vector_search")
 
@@ -69,7 +69,7 @@ class Applier:
         self._work.set()
 
     def wake(self) -> None:
-        """Have `run` look whether to stop."""
+        """Have `run` check whether to stop."""
         self._work.set()
 
     def forget(self, key: Key) -> None:
@@ -81,7 +81,7 @@ class Applier:
     # -- listening
 
     async def listen(self, family: Family) -> None:
-        """Learn which shards of a family have new writes, until the stop."""
+        """Have the shards of a family that have new writes read, until the stop."""
         after: str | None = None
         empty = 0
         while not self._stopping.is_set():
@@ -100,11 +100,11 @@ class Applier:
                     empty = 0
                     after = await self._checked(family, after)
             except BusDown:
-                after = None  # what comes back may be older, or empty
+                after = None  # Redis may come back older, or empty
                 await wait(self._stopping, _LOST_S)
 
     async def _checked(self, family: Family, after: str) -> str | None:
-        """Return `after`, or None if Redis lost writes up to there: it was emptied, or has an older copy."""
+        """Return `after`; None if Redis lost writes up to that id, as an emptied or restored Redis does."""
         if id_pair(await self._bus.writes.last_written(family)) >= id_pair(after):
             return after
         for key in self._of(family):
@@ -143,7 +143,7 @@ class Applier:
             self._caught_up()
 
     async def _read(self, after: dict[Key, str]) -> list[tuple[str, int, str, Write | BadMessage]]:
-        """Return the next writes of shards; those of a child come from its parent's stream."""
+        """Return the next writes of shards; a child of a split reads its parent's stream."""
         sources = {key: self._shards.sources[key] for key in after if key in self._shards.sources}
         own = {key: applied for key, applied in after.items() if key not in sources}
         entries = await self._bus.writes.read(own) if own else []
@@ -159,7 +159,7 @@ class Applier:
         for key in list(self._waiting):
             handle = self._shards.handles.get(key)
             if handle is None or handle.shard is None:
-                self._waiting.discard(key)  # looked at when it is opened
+                self._waiting.discard(key)  # read when it is opened
             elif self._put_off.get(key, 0.0) <= now:
                 due[key] = handle.shard.applied
         return due
@@ -187,7 +187,7 @@ class Applier:
             await self._announce(handle, shard, rings)
 
     async def _store(self, key: Key, shard: Shard, batch: list[Entry]) -> bool:
-        """Apply a batch; False if it must be tried again later, which routers are told."""
+        """Apply a batch; False if it must be tried again later: then a flag tells routers the reason."""
         try:
             with metrics.APPLY_SECONDS.time():
                 await in_pool(self._writer, apply_batch, shard, batch)
@@ -210,7 +210,7 @@ class Applier:
                 await self._announce(handle, handle.shard, [])
 
     async def _announce(self, handle: ShardHandle, shard: Shard, rings: list[str]) -> None:
-        """Publish the applied id; one at a time a shard, so that an older id never overwrites a newer one."""
+        """Publish a shard's applied id, one call at a time, so that an older id never overwrites a newer one."""
         key = handle.collection, handle.number
         with contextlib.suppress(BusDown, BusFull):  # `catch_up` tries again
             async with self._announcing[key]:
@@ -222,13 +222,13 @@ class Applier:
                 self._announced[key] = applied
 
     async def _flag(self, key: Key, code: str) -> None:
-        """Tell routers why writes are not applied, for as long as that is so."""
+        """Publish the reason why a shard's writes are not applied; "" ends it."""
         with contextlib.suppress(BusDown, BusFull):
             await self._bus.writes.publish_blocked(*key, code, 3 * _RETRY_S)
 
 
 def within(write: Write | BadMessage, low: int, high: int) -> Write | BadMessage:
-    """Return the part of a write that concerns the documents whose hashes are from `low` to below `high`."""
+    """Return the part of a write about documents with hashes from `low` to below `high`."""
     if isinstance(write, BadMessage):
         return write
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The first measurements of what a shard's searches cost, taken in the background before any search was observed."""
+"""The first measurements of the cost of a shard's searches, taken in the background before any search ran."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _GROWTH = 2.0
 
 
 class Calibration:
-    """Probes an index whenever it has changed its kind or doubled; one thread calls `keep`.
+    """Probes an index whenever the kind of the index has changed or its rows have doubled or halved.
 
-    `search` runs one batch as a search of the shard does, and returns the seconds it took.
+    One thread calls `keep`. `search` runs one batch as a search of the shard does, and returns the seconds it took.
     """
 
     def __init__(self, cost: SearchCost, search: TimedSearch) -> None:
@@ -34,7 +34,7 @@ class Calibration:
         self._live = 0
 
     def keep(self, index: Index, documents: int) -> None:
-        """Measure the index if it is not the one that was measured; `documents` are the numbers a filter marks."""
+        """Measure the index if its kind or size has changed; a mask of a filter has `documents` flags."""
         live, kind = index.rows.live_count, index.now.kind
         known = self._live / _GROWTH < live < self._live * _GROWTH
         if not live or (kind == self._kind and known):
@@ -55,7 +55,7 @@ class Calibration:
     def _probe(
         self, queries: Floats, effort: Effort | None, wanted: Flags | None
     ) -> list[tuple[EffortPlan, float]]:
-        """Return plans and the seconds they took, the better of two times each, unless that takes long."""
+        """Return plans and their seconds: the better of two times, one time for a search that takes _LONG_S or more."""
         measured: list[tuple[EffortPlan, float]] = []
         for count in _BATCHES:
             times: list[float] = []

@@ -17,8 +17,9 @@ from services.vector_search.text_index import TextMatches
 
 
 class Candidates(NamedTuple):
-    """What the searches for one query found: the labels, the scores by vector and by text (empty where that search was
-    not made), and the vectors at length 1 where they are compared for diversity.
+    """Candidates of one query: labels, scores, and vectors of length 1 in `rows` if they are compared for diversity.
+
+    The scores by vector or by text are empty if that search was not made.
     """
 
     labels: list[int]
@@ -36,10 +37,10 @@ def candidates(
     metric: Metric,
     work: SearchWork,
 ) -> Candidates:
-    """Return the chunks that a query's vector and its text found; a chunk that the view does not have is left out.
+    """Return the chunks that a query's vector and its text found, without chunks that the view lacks.
 
-    What was found by its text alone gets its vector's score, too, and `min_score` bounds the scores of the vectors
-    where vectors are searched.
+    A chunk found only by text gets its vector's score, too. `min_score` bounds the scores by vector, or, in a search of
+    texts alone, by text.
     """
     labels, near = found or ([], [])
     texts: dict[int, float] = {}
@@ -87,7 +88,7 @@ def result(
     hits: Mapping[int, HitJson],
     work: SearchWork,
 ) -> SearchResult:
-    """Return the candidates that still exist: ranked if this shard is the only one, else as they are."""
+    """Return the candidates that still exist: the best, ranked, if the work is `alone`, else all of them, unranked."""
     result = SearchResult(shown=[], scores=[], applied="", path="text", mode=work.mode)
     for one, query in zip(found, queries, strict=True):
         if work.alone:

@@ -1,4 +1,4 @@
-"""The quantizer of one collection in one process: its shards code their rows by it, the exchange keeps it in step."""
+"""The quantizer of one collection in one process: shards code their rows by it, QuantizerExchange publishes it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from services.vector_search.index.quantizer_source import TrainedQuantizer
 
 
 class CollectionQuantizer:
-    """What the shards of a collection in this process share; they ask from one thread, the exchange from another.
+    """The quantizer that a collection's shards in this process share; shards and the exchange call from two threads.
 
-    A shard that wants to train asks, is woken once this process alone may, trains, and offers what it made.
+    A shard that wants to train asks, is woken once only this process may train, trains, and offers its quantizer.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class CollectionQuantizer:
     # -- for shards
 
     def current(self) -> TrainedQuantizer | None:
-        """Return the quantizer to code rows by, None while there is none here."""
+        """Return the quantizer to code rows by; None while this process has none."""
         self.needed = True
         return self._now
 
     def may_train(self) -> bool:
-        """Return whether this process alone may train now; if not, that is asked for."""
+        """Return whether only this process may train now; if not, ask the exchange for the right to train."""
         with self._lock:
             self.wanted = not self.granted
             return self.granted
@@ -49,16 +49,17 @@ class CollectionQuantizer:
 
     @property
     def named(self) -> tuple[str, int]:
-        """The hash of the quantizer that is here, "" if there is none, and how many lists it was asked for.
+        """The hash of this process' quantizer ("" without one), and the number of lists that its training was asked
+        for.
 
-        Rows that are few give the same quantizer whether 24 lists are asked for or 32.
+        Both are compared: with few rows, trainings for 24 and for 32 lists may give the same quantizer.
         """
         now = self._now
         return ("", 0) if now is None else (now.quantizer.version, now.asked)
 
     @property
     def offered(self) -> TrainedQuantizer | None:
-        """What was trained here and is not published yet."""
+        """The quantizer that was trained here and is not published yet; None without one."""
         with self._lock:
             return self._now if self._offered else None
 
@@ -68,7 +69,7 @@ class CollectionQuantizer:
             self.wanted, self.granted = False, True
 
     def published(self) -> None:
-        """Note that what was offered is the collection's, or came too late: another takes its place soon."""
+        """Note that the offered quantizer was published, or came too late: then another one replaces it soon."""
         with self._lock:
             self._offered = self.wanted = self.granted = False
 
@@ -86,11 +87,11 @@ class CollectionQuantizers:
         self._known: defaultdict[str, CollectionQuantizer] = defaultdict(CollectionQuantizer)
 
     def of(self, collection: str) -> CollectionQuantizer:
-        """Return a collection's, made at the first call."""
+        """Return a collection's CollectionQuantizer, made at the first call."""
         return self._known[collection]
 
     def needed(self) -> dict[str, CollectionQuantizer]:
-        """Return those that shards here code their rows by."""
+        """Return, by collection, those that shards of this process use or want."""
         return {name: each for name, each in list(self._known.items()) if each.needed}
 
     def forget(self, collection: str) -> None:

@@ -1,9 +1,9 @@
 """Documents, chunks and metadata of one shard, in SQLite.
 
-SQLite rather than LMDB: metadata filters are set algebra over an index, which SQL does and a key-value store does
-not. It runs in WAL mode with synchronous=NORMAL: a crash may cost its last transactions but never its integrity,
-and the log, which is synced first, gives those back. The applied id is stored in the same transaction as what was
-applied, so replaying the log is idempotent.
+SQLite rather than LMDB: metadata filters are set algebra over an index, which SQL does and a key-value store does not.
+It runs in WAL mode with synchronous=NORMAL: a crash may cost its last transactions but never its integrity, and the
+log, which is synced first, gives those back. The applied id is stored in the same transaction as its writes, so
+replaying the log is idempotent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WHERE c.label IN (SELECT value FROM json_each(?4))
 """
 PAGE_BYTES = 2 * 1024 * 1024
 SEEN_MS = 24 * 3600 * 1000
-# Pages that a connection keeps in memory: so many bytes, but no more than this share of what the process may have.
+# The cache of a connection: at most these bytes, and at most this share of the process' memory.
 _CACHE_BYTES, _CACHE_SHARE = 16 << 20, 64
 _json = msgspec.json.Encoder()
 
@@ -84,7 +84,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _cache_bytes(limit: int) -> int:
-    """Return the bytes of pages that a connection keeps in a process that may have `limit` (0: not known)."""
+    """Return the bytes of a connection's cache in a process that may use `limit` bytes (0: not known)."""
     return min(_CACHE_BYTES, limit // _CACHE_SHARE) if limit else _CACHE_BYTES
 
 
@@ -99,7 +99,7 @@ def copy_database(path: Path, target: Path) -> None:
 
 
 class ReaderPool:
-    """Connections for readers: as many as ever read at once, kept for the next ones."""
+    """Connections for readers: opened when none is idle, and kept for later readers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -127,7 +127,7 @@ class ReaderPool:
                 connection.close()
 
     def close(self) -> None:
-        """Lend no more; those at work finish first."""
+        """Lend no more connections; readers at work finish first."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -138,9 +138,9 @@ class ReaderPool:
 class Documents:
     """The store of one shard: one writer at a time, many readers; sqlite3 errors pass through.
 
-    `begin` … `put`/`delete` … `commit(applied)` or `rollback`. A document gets a new number whenever it is
-    stored, and its chunks new labels, so a reader with an old one finds it gone, not changed. `texts` is the index of
-    the chunks' words, which changes with them.
+    `begin` … `put`/`delete` … `commit(applied)` or `rollback`. A document gets a new number whenever it is stored, and
+    its chunks new labels, so the content of a number or label never changes. `texts` is the index of the chunks' words,
+    changed in the same transactions.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +154,7 @@ class Documents:
     def _load_state(self) -> None:
         state = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
         self.applied: EntryId = parse_id(state.get("applied", "0-0"))
-        self.next_number: int = state.get("next_number", 1)  # above all in use
+        self.next_number: int = state.get("next_number", 1)  # above all numbers in use
         self._next_label: int = state.get("next_label", 1)
         self.count: int = self._writer.execute("SELECT count(*) FROM document").fetchone()[0]
 
@@ -166,12 +166,12 @@ class Documents:
             self._writer.execute("BEGIN IMMEDIATE")
 
     def savepoint(self) -> None:
-        """Mark the point that `undo` returns to."""
+        """Set a savepoint, to which `undo` returns."""
         self._writer.execute("SAVEPOINT write")
         self._mark = (self.next_number, self._next_label, self.count)
 
     def undo(self) -> None:
-        """Take back everything since `savepoint`."""
+        """Take back all changes since `savepoint`."""
         self._writer.execute("ROLLBACK TO write")
         self.next_number, self._next_label, self.count = self._mark
 
@@ -187,14 +187,14 @@ class Documents:
         self.applied = applied
 
     def rollback(self) -> None:
-        """Take back the batch."""
+        """Take back all changes since `begin`."""
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
         self._load_state()
         self.texts.load()
 
     def first_time(self, request: str, index: int, at_ms: int) -> bool:
-        """Note a write's identity; False if it was seen in the 24 h before."""
+        """Record a write's identity; False if it was seen in the last 24 h."""
         row = self._writer.execute(
             "SELECT at_ms FROM seen WHERE request=? AND position=?", (request, index)
         ).fetchone()
@@ -366,7 +366,7 @@ class Documents:
                     [row[3] for row in part],
                     [_checksum(row[3]) == row[2] for row in part],
                 )
-            reader.execute("PRAGMA shrink_memory")  # no search reads what was read last
+            reader.execute("PRAGMA shrink_memory")  # searches do not need these pages in memory
 
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the labels of all chunks, rising."""

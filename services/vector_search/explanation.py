@@ -1,6 +1,4 @@
-"""Explanation of a shard's searches: the kind of its index and why, what each effort finds and takes, and how a
-filter is met.
-"""
+"""Explanation of a shard's searches: its kind of index, each effort's recall and time, and the path of a filter."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from services.vector_search.search_cost import SearchCost
 
 
 def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None) -> dict[str, Any]:
-    """Return how a search of one query for `k` goes, with a filter if `wanted` marks the documents it allows.
+    """Return the explanation of a search of one query for `k` hits; `wanted` marks the documents that a filter allows.
 
-    `predicted_ms` is what a search is predicted to take at most, None where nothing is known yet.
+    `predicted_ms` is the longest that a search is predicted to take; None before any search was measured.
     """
     now, stats = index.now, index.now.stats()
     choice = index.choice()
@@ -61,7 +59,7 @@ def explain(index: Index, cost: SearchCost, k: int, wanted: Flags | None = None)
 
 
 def _plan(state: PlanState) -> dict[str, Any] | None:
-    """Return the plan of a tuning that the index keeps to, with what was measured of it, None if there is none."""
+    """Return the tuning's plan in force, with the recall measured as `proved`; None without one."""
     if state.plan is None:
         return None
     told: dict[str, Any] = msgspec.to_builtins(state.plan)
@@ -71,7 +69,7 @@ def _plan(state: PlanState) -> dict[str, Any] | None:
 
 
 def _building(index: Index, stats: IndexStats) -> str:
-    """Return what is still being built, and why it is not, if training failed."""
+    """Return sentences about an index still being built, a plan given up, and a failed training; "" for none."""
     now = index.now
     told = ""
     if now.kind != "exact" and stats.path == "exact":

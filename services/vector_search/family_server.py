@@ -1,4 +1,4 @@
-"""The server of one family of searches: one worker on the bus, whatever number of collections there are."""
+"""The server of one family of searches: one worker on the bus, for any number of collections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = log.get("vector_search")
 
 
 class SearchCosts(NamedTuple):
-    """Seconds of a batch of n queries, `alpha_s` * n + `beta_s`, the lane's depth, and at how many chunks measured."""
+    """Seconds of a batch of n queries, `alpha_s` * n + `beta_s`, in a shard of `chunks`; and the lane's depth."""
 
     depth_items: int = _DEPTH_ITEMS[0]
     alpha_s: float = 0.0
@@ -46,12 +46,12 @@ class SearchCosts(NamedTuple):
     chunks: int = 0
 
     def outgrown(self, chunks: int) -> bool:
-        """Return whether a shard of `chunks` chunks is far larger than the one that was measured."""
+        """Return whether a shard of `chunks` chunks is far larger than the measured shard."""
         return chunks > max(2 * self.chunks, self.chunks + 1000)
 
 
 class FamilyServer:
-    """Serves the searches of one family; `begun` is called once it has registered, or failed to."""
+    """Serves the searches of one family; it calls `begun` once its worker is registered, or has failed to register."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FamilyServer:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping`; after an error, begin again after a pause that doubles."""
-        await wait(self._shards.all_open, _LOOK_S)  # after that the open ones are served
+        await wait(self._shards.all_open, _LOOK_S)  # then open shards are served
         clock, pause_s = self._bus.clock, _FIRST_PAUSE_S
         while not stopping.is_set():
             began_s = clock.monotonic()
@@ -91,7 +91,7 @@ class FamilyServer:
             except Exception:  # noqa: BLE001 - one family's loop must not end the others
                 RESTARTS.inc()
                 _log.exception("query_loop_failed", family=str(self.family), again_s=pause_s)
-                self._has_begun()  # nor keep the replica from being ready
+                self._has_begun()  # a failed family keeps no replica from being ready
             if clock.monotonic() - began_s >= HEALTHY_S:
                 pause_s = _FIRST_PAUSE_S
             if not stopping.is_set():
@@ -123,14 +123,14 @@ class FamilyServer:
         self._begun()
 
     def _largest(self) -> Shard | None:
-        """Return the shard of this family whose searches cost most, None if there is none."""
+        """Return the open shard of this family with the most chunks, whose searches take longest; None without one."""
         handles, writes = self._shards.handles.items(), self._bus.writes
         mine = (each for (name, _), each in handles if writes.search_family(name) == self.family)
         open_ones = (each.shard for each in mine if each.shard is not None)
         return max(open_ones, key=lambda shard: shard.chunks, default=None)
 
     async def _measure(self, shard: Shard | None) -> SearchCosts:
-        """Probe two batch sizes; the depth is what the SLO allows by the line through them.
+        """Probe two batch sizes; the line through them and the SLO give the lane's depth.
 
         A shard that cannot be probed gives the smallest depth and no costs.
         """
@@ -148,7 +148,7 @@ class FamilyServer:
         return SearchCosts(depth, cost.alpha_items_s, cost.beta_s, chunks)
 
     async def _keep_costs(self, worker: Worker, stopping: asyncio.Event) -> None:
-        """Measure again whenever the largest shard has outgrown what was measured."""
+        """Measure again whenever the largest shard has outgrown the measured size."""
         while not stopping.is_set():
             await wait(stopping, _LOOK_S)
             shard = self._largest()
@@ -185,5 +185,5 @@ class FamilyServer:
 
 
 def _probe(shard: Shard, queries: int) -> float:
-    """Return the median seconds of some batches of searches."""
+    """Return the median seconds of _TIMES batches of searches."""
     return sorted(shard.probe(queries) for _ in range(_TIMES))[_TIMES // 2]

@@ -1,4 +1,4 @@
-"""The documents that recent filters match, kept right as documents come: a repeated filter costs no SQL."""
+"""A cache of the documents that recent filters match, updated as documents come: a repeated filter needs no SQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIES = 3
 
 
 class FilterMasks:
-    """For each recent filter, a flag per document number. A deleted document's flag may stay: its rows are dead."""
+    """For each recent filter, a flag per document number. A deleted document's flag may stay, as its rows are dead."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -26,7 +26,7 @@ class FilterMasks:
         self._kept: OrderedDict[bytes, tuple[Filter, Flags]] = OrderedDict()
 
     def get(self, condition: Filter) -> Flags:
-        """Return the flags of the documents a filter matches, of all published so far."""
+        """Return a flag for each document number, True if the filter matches the document."""
         with self._lock:
             kept = self._kept.get(condition.key)
             if kept is not None:
@@ -38,7 +38,7 @@ class FilterMasks:
             with self._lock:
                 if version == self._version:
                     return self._keep(condition, mask)
-        with self._lock:  # writes never paused: hold the next one back
+        with self._lock:  # writes came at each try: hold the next one back
             return self._keep(condition, self._compute(condition))
 
     def _compute(self, condition: Filter) -> Flags:
@@ -54,7 +54,7 @@ class FilterMasks:
         return mask
 
     def extend(self, documents: Iterable[tuple[int, Attributes]]) -> None:
-        """Judge documents about to be published, by (number, attributes)."""
+        """Judge documents, (number, attributes), that are about to be published, by all kept filters."""
         fresh = list(documents)
         with self._lock:
             self._version += 1

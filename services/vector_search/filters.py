@@ -1,7 +1,6 @@
-"""Metadata filters: one grammar, compiled twice, to SQL over the attribute index and to a predicate.
+"""Metadata filters: each is compiled to SQL over the attribute index, and to a predicate of one document's attributes.
 
-SQL finds the matching set of a new filter; the predicate keeps a cached set right as documents come. A test holds
-them equal.
+SQL finds the documents that match a new filter; the predicate adds new documents to a cached set. A test compares both.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Part = tuple[str, Callable[[Attributes], bool]]
 
 
 def value_of(value: Any) -> Value | None:
-    """Return (kind, comparable value) of a JSON scalar, None if it is none; `true` is not `1`."""
+    """Return (kind, comparable value) of a JSON scalar, None for other values; `true` is not `1`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NULL, 0
     if isinstance(value, bool):

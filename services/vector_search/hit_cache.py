@@ -1,4 +1,4 @@
-"""The hits behind found labels, from a cache or the database, each as the JSON object that a client gets."""
+"""Hits by label, from a cache or the database, each as the JSON object that a client gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAYS = 8
 class HitRows(NamedTuple):
     """The hits of each query as JSON objects, their scores, and whether every found label still exists.
 
-    The objects of a work that is `alone` are joined by commas to one piece a query.
+    For a work that is `alone`, the objects of each query are one piece, joined by commas.
     """
 
     shown: list[list[bytes]]
@@ -28,7 +28,7 @@ class HitRows(NamedTuple):
 
 
 class HitJson(NamedTuple):
-    """The JSON of a hit before its score, which begins with a comma, and after it."""
+    """The JSON of a hit without its score: the part before, which begins with a comma, and the part after."""
 
     before: bytes
     after: bytes
@@ -39,20 +39,21 @@ class HitJson(NamedTuple):
 
 
 class HitCache:
-    """Turns labels into hits. A label's passage never changes, so a hit that was read may be shown again for as long as
-    the index finds its label; the oldest leave when the cache is full.
+    """Turns labels into hits, and keeps the hits; the oldest leave when the cache is full.
+
+    A label's passage never changes, so a kept hit is right while the index finds its label.
     """
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._lock = threading.Lock()
-        self._kept: dict[int, HitJson] = {}  # by label, and what is included: see `_how`
+        self._kept: dict[int, HitJson] = {}  # by label and included fields: see `_how`
         self._bytes = 0
 
     def of(
         self, labels: list[Ints] | Ints, scores: list[Floats] | Floats, work: SearchWork
     ) -> HitRows:
-        """Return the hits of the labels found that still exist, per query."""
+        """Return the hits of each query's labels, without labels whose chunks are gone."""
         how = _how(work)
         if work.min_score is not None:
             near = [row >= work.min_score for row in scores]
@@ -77,7 +78,7 @@ class HitCache:
         return HitRows(shown(known, keys, near_rows), near_rows, complete=complete)
 
     def json_of(self, labels: set[int], work: SearchWork) -> dict[int, HitJson]:
-        """Return the hit of each label that still exists, without a score."""
+        """Return by label the hit, without a score, of each label whose chunk still exists."""
         how = _how(work)
         found = self._look_up({_WAYS * label + how for label in labels}, work, how)
         return {key // _WAYS: hit for key, hit in found.items()}
@@ -110,12 +111,12 @@ class HitCache:
 
 
 def _how(work: SearchWork) -> int:
-    """Return which of metadata, text and the text that follows are included, as a number below _WAYS."""
+    """Return the set of included fields (metadata, text, following text) as a number below _WAYS."""
     return 4 * work.following + 2 * work.with_text + work.with_metadata
 
 
 def _pieces(known: dict[int, HitJson], row: list[int], near: list[float]) -> list[bytes]:
-    """Return the JSON of one query's hits in three pieces each; KeyError if one is not known."""
+    """Return the JSON of one query's hits in three pieces each; KeyError if a hit is not known."""
     pieces = [b""] * (3 * len(row))
     if row:
         pieces[::3], pieces[2::3] = zip(*map(known.__getitem__, row), strict=True)
@@ -126,7 +127,7 @@ def _pieces(known: dict[int, HitJson], row: list[int], near: list[float]) -> lis
 def _joined(
     known: dict[int, HitJson], keys: list[list[int]], scores: list[list[float]]
 ) -> list[list[bytes]]:
-    """Return the JSON of each query's hits as one piece, if it has hits; KeyError if one is not known."""
+    """Return the JSON of each query's hits as one piece, [] without hits; KeyError if a hit is not known."""
     rows = [b"".join(_pieces(known, row, near))[1:] for row, near in zip(keys, scores, strict=True)]
     return [[row] if row else [] for row in rows]
 
@@ -134,7 +135,7 @@ def _joined(
 def _shown(
     known: dict[int, HitJson], keys: list[list[int]], scores: list[list[float]]
 ) -> list[list[bytes]]:
-    """Return the JSON of each of each query's hits; KeyError if one is not known."""
+    """Return for each query the JSON of each hit; KeyError if a hit is not known."""
     rows = [_pieces(known, row, near) for row, near in zip(keys, scores, strict=True)]
     return [[b"".join(row[at : at + 3])[1:] for at in range(0, len(row), 3)] for row in rows]
 

@@ -1,4 +1,4 @@
-"""Reports of what a process holds, by which placements are planned and shown."""
+"""Reports of the shards that a process holds, from which placements are planned and shown."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _EVERY_S = 1.0
 
 
 class HoldingReports:
-    """Publishes what a replica holds of placed collections when that has changed, at most once a second."""
+    """Publishes a replica's shards of placed collections whenever they have changed, at most once a second."""
 
     def __init__(self, shards: ShardManager, bus: Bus, memory_bytes: int) -> None:
         self._shards, self._placements, self._memory = shards, Placements(bus), memory_bytes
-        self.why: dict[tuple[str, int], str] = {}  # why a shard of this replica is not complete
+        self.why: dict[tuple[str, int], str] = {}  # the reason why a shard is not complete
         self._told: Holding | None = None
         self._at = -_EVERY_S
 
     async def publish(self) -> None:
-        """Publish the holding if it is time and it has changed; BusDown or BusFull leaves it to the next call."""
+        """Publish the shards held if they have changed, at most every _EVERY_S; call again after BusDown or BusFull."""
         now = asyncio.get_running_loop().time()
         if now - self._at < _EVERY_S:
             return

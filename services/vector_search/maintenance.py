@@ -22,10 +22,10 @@ _log = log.get("vector_search")
 
 
 class ShardMaintenance:
-    """Maintains all shards of a replica; `wake` when there may be something to do.
+    """Maintains all shards of a replica; callers `wake` it when a shard may need maintenance.
 
-    Builds run on a thread of its own that yields to searches, and maps on another, since people wait for them.
-    Snapshots run on `writer`, since writes wait for them anyway, so that a long build never lets logs and streams grow.
+    Builds run on one thread of low priority, and maps on another, since users wait for maps. Snapshots run on `writer`,
+    since writes wait for them anyway: so logs and streams stay short during a long build.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ShardMaintenance:
         self._work = asyncio.Event()
         self._drawing = asyncio.Event()
         self._undrawn: set[Key] = set()  # shards whose map was asked for
-        self._touched: set[Key] = set()  # shards that may have something to do
+        self._touched: set[Key] = set()  # shards that may need maintenance
         self._snapshots: dict[Key, float] = {}
 
     def wake(self, key: Key | None = None) -> None:
-        """Say that there may be something to do, for a shard or besides."""
+        """Have `run` look at a shard; without a `key`, have `run` and `draw_maps` end their waits, as at a stop."""
         if key is not None:
             self._touched.add(key)
         else:
@@ -61,7 +61,7 @@ class ShardMaintenance:
         self._work.set()
 
     def draw(self, key: Key) -> None:
-        """Have the map of a shard drawn soon."""
+        """Have `draw_maps` draw the map of a shard."""
         self._undrawn.add(key)
         self._drawing.set()
 
@@ -82,7 +82,7 @@ class ShardMaintenance:
         await self._keep_graphs(self._shards.handles)
 
     async def run(self) -> None:
-        """Index, compact and audit, whenever there is need, until the stop."""
+        """Index, compact and audit shards whenever they need it, until the stop."""
         time = asyncio.get_running_loop().time
         every_s = min(self._audit_s, _SNAPSHOT_S) / 2
         audited, rounded = time(), time() - every_s
@@ -113,10 +113,10 @@ class ShardMaintenance:
     async def _run(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
     ) -> T | None:
-        """Call a shard's function on a thread; its error is logged, and None returned, since other shards go on."""
+        """Return the result of a shard's function on a thread; None after an error, which is logged."""
         try:
             return await in_pool(pool or self._pool, function)
-        except Exception:  # noqa: BLE001 - tidying one shard must not end the service
+        except Exception:  # noqa: BLE001 - an error of one shard must not end the service
             _log.exception("tidying_failed")
             return None
 
@@ -129,12 +129,12 @@ class ShardMaintenance:
                 if handle is None or handle.shard is None:
                     continue
                 drawn = await self._run(handle.shard.draw_map, self._drawer)
-                if drawn is not None:  # else those who wait would have it tried again at once
+                if drawn is not None:  # after an error the waiting readers would ask again at once
                     handle.advanced()
             await wait(self._drawing, _SNAPSHOT_S)
 
     async def take_snapshots(self) -> None:
-        """Keep logs and streams short, beside long builds."""
+        """Take snapshots of shards whenever they are due, until the stop: they keep logs and streams short."""
         while not self._stopping.is_set():
             await self._snapshot_all()
             await wait(self._stopping, _SNAPSHOT_CHECK_S)
@@ -150,7 +150,7 @@ class ShardMaintenance:
                 self._snapshots[key] = now
                 covered = await self._run(shard.snapshot, self._writer)
                 if self._shards.splitting(key):
-                    continue  # its children may lack writes that it covers: the stream is kept
+                    continue  # its children may still need these writes: the stream is kept
                 if covered is not None and handle.shard is not None:
                     with contextlib.suppress(BusDown, BusFull):
                         await self._bus.writes.publish_snapshot(*key, self._replica, covered)
@@ -163,5 +163,5 @@ class ShardMaintenance:
 
 
 def _be_nice() -> None:
-    """Let searches go before building, on this thread and those it starts."""
+    """Lower the priority of this thread, and of threads that it starts, below that of searches."""
     os.setpriority(os.PRIO_PROCESS, 0, 10)

@@ -1,4 +1,4 @@
-"""Calls to the other vector_search processes: for jobs of shards that they hold, and for copies of shards."""
+"""Calls to the other vector_search processes: jobs of shards that they hold, and copies of shards."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from common.wire.results import Event, Result, decode_result
 from common.wire.search import CopyResult, CopyWork, DocumentsWork, SearchWork
 
 CONNECT_S = 2.0
-LATE_S = 2.0  # after which another process that holds the shard is asked
+LATE_S = 2.0  # seconds after which the next process that holds the shard is asked
 
 
 class Peers:
-    """Reaches the process of a replica at the address that it published; connections are kept."""
+    """Calls the processes of replicas at the addresses that they published, over connections that it keeps."""
 
     def __init__(self, bus: Bus, name: str) -> None:
         self._bus, self._name = bus, name
         self._placements = Placements(bus)
-        self._clients: dict[str, CallClient] = {}  # by the process' token
+        self._clients: dict[str, CallClient] = {}  # by a process' token
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def holders(self, collection: str, number: int) -> list[str]:
-        """Return the names of the other replicas that serve a shard; without a placement, that apply its writes."""
+        """Return the names of the other replicas that serve a shard, or apply its writes if it has no placement."""
         placement = await self._placements.get(collection)
         if placement is None:
             applied = await self._bus.writes.applied(collection, number)
@@ -44,7 +44,7 @@ class Peers:
         ]
 
     async def ask(self, work: SearchWork | DocumentsWork, deadline_ms: int) -> Result:
-        """Return what a process that holds the work's shard answers; Unavailable (`shard_missing`) if none does."""
+        """Return the answer of a process that holds the work's shard; Unavailable (`shard_missing`) if none answers."""
         names = await self.holders(work.collection, work.shard)
         for at, name in enumerate(names, 1):
             left_s = (deadline_ms - self._bus.clock.now_ms()) / 1000
@@ -60,7 +60,7 @@ class Peers:
     async def call(
         self, name: str, work: SearchWork | DocumentsWork | CopyWork, left_s: float
     ) -> Result:
-        """Return what the process of a replica answers; Unavailable where it cannot be reached."""
+        """Return the answer of a replica's process; Unavailable if out of reach, DeadlineExceeded after `left_s`."""
         try:
             async with asyncio.timeout(left_s):
                 client = await self._client(name, work.collection)
@@ -78,7 +78,7 @@ class Peers:
             ) from error
 
     async def copy(self, name: str, work: CopyWork, left_s: float) -> CopyResult:
-        """Return what the process of a replica answers to a copy; Unavailable too where its bytes came damaged."""
+        """Return a replica's answer to a CopyWork, as `call` does; Unavailable, too, if its bytes arrived damaged."""
         got = await self.call(name, work, left_s)
         if not isinstance(got, CopyResult):
             raise Unavailable(f"{name} answered a copy with something else", code="shard_missing")

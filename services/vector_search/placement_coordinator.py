@@ -1,7 +1,7 @@
-"""The coordinator of placements: one process at a time, by a lock, makes the changes that concern several processes.
+"""The coordinator of placements: the one process that holds a lock makes the changes that concern several processes.
 
-All it does may be done twice: should two processes take themselves for the coordinator, or one die in between, the
-registry refuses what was decided by an older version of a placement.
+Every step may be repeated. If two processes coordinate for a moment, or one dies in between, the registry refuses
+changes that were made to an older version of a placement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.wire.registry import CollectionPlacement, PlacedShard
 from services.vector_search.shard_manager import ShardManager
 
 _EVERY_S = 1.0
-_QUICK_S = 0.1  # while a split waits
+_QUICK_S = 0.1  # seconds between steps while a split waits
 _log = log.get("vector_search")
 
 
@@ -32,7 +32,7 @@ class PlacementCoordinator:
         self._next_s = 0.0
 
     async def step(self) -> None:
-        """Do what is due, if this process is the coordinator; without placed collections there is nothing to do."""
+        """Coordinate all placements, at most every _EVERY_S, if this process gets or has the lock."""
         now = asyncio.get_running_loop().time()
         if now < self._next_s or not self._shards.placements:
             return
@@ -47,12 +47,12 @@ class PlacementCoordinator:
                     await self._split(placement, one)
 
     async def release(self) -> None:
-        """Let another process coordinate at once."""
+        """Release the lock, so that another process may coordinate at once."""
         if self._lock.held:
             await self._lock.release()
 
     async def _forget_left(self, placement: CollectionPlacement, one: PlacedShard) -> None:
-        """Keep no writes for processes that the placement does not name: they would be kept for ever."""
+        """Stop keeping writes for replicas that the placement no longer names: they would be kept for ever."""
         named = {each.name for each in one.replicas}
         for name in (
             await self._bus.writes.applied(placement.collection, one.number)
@@ -76,7 +76,7 @@ class PlacementCoordinator:
         }
         serving = {each.name for each in one.replicas if each.state == "serving"}
         if not complete or not (serving & living) <= complete:
-            return  # they apply the last writes at this moment
+            return  # replicas still apply the last writes
         for number in split.numbers:
             await writes.keep_ids_rising(collection, number, seal)
         done = await self._placements.update(

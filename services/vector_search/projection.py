@@ -1,7 +1,7 @@
-"""The plane in which a collection's vectors are drawn: the two directions in which a sample differs most (PCA).
+"""The plane of a map of vectors: the two directions in which a sample of them varies most (PCA).
 
-It is found by subspace iteration from a fixed seed, so the same sample gives the same plane; a plane that follows an
-earlier one is turned so that points stay near where they were.
+Subspace iteration from a fixed seed finds the plane, so the same sample gives the same plane. A plane that replaces
+another one is turned so that points stay near their former places.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from services.vector_search.index.rows import Floats, Ints, RowsView
 
 Wide = np.ndarray[Any, np.dtype[np.float64]]
 _SEED = 94
-_WIDTH = 10  # directions that are followed, for two: the more, the sooner the two are found
+_WIDTH = 10  # directions iterated to find two: more need fewer rounds
 _ROUNDS = 40
-_STILL = 1e-6  # of the variance found in a round: less is no gain
+_STILL = 1e-6  # the least gain of a round, as a share of the variance found
 _AT_ONCE = 1000
 
 
@@ -49,9 +49,9 @@ class Basis(NamedTuple):
 def fit(sample: Floats, before: Basis | None = None) -> tuple[Basis, float]:
     """Return the plane in which a sample (at least one row) varies most, and the share of the variance in it.
 
-    Its axes are turned towards those of `before`; without, the largest number of each is positive.
+    Its axes are turned towards those of `before`; without `before`, each axis' largest number is made positive.
     """
-    largest = max(float(np.abs(sample).max()), 1e-30)  # sums of what is at most 1 stay finite
+    largest = max(float(np.abs(sample).max()), 1e-30)  # sums of numbers up to 1 stay finite
     centred = sample / np.float32(largest)
     mean = centred.mean(axis=0, dtype=np.float64)
     centred -= mean.astype(np.float32)
@@ -87,9 +87,9 @@ def _widest(centred: Floats) -> tuple[Wide, float]:
 
 
 def sampled(view: RowsView, most: int) -> Ints:
-    """Return up to `most` live rows, those whose labels have the least hashes, by hash.
+    """Return up to `most` live rows, ordered by the hashes of their labels, the least first.
 
-    So the first of them are a sample, too, and rows that stay are in the next sample again.
+    The first rows of a sample are a sample, too, and most rows are in the next sample again.
     """
     rows = np.flatnonzero(view.live[: view.size])
     hashes = _mixed(view.labels[rows])

@@ -1,8 +1,8 @@
-"""The exchange of quantizers: what one process trains is published, and every process that needs it fetches it.
+"""The exchange of quantizers: a process publishes the quantizer that it trained, and processes that need it fetch it.
 
-The registry names a collection's quantizer by its hash; the bytes lie in files of the processes that use it, and go
-from one to the other by calls. A file is there before its name is published, so a kill in between loses nothing that
-others were told of.
+The registry names a collection's quantizer by its hash; the bytes lie in files of the processes that use the quantizer,
+and go from process to process by calls. The file is written before its name is published, so a kill in between loses no
+published quantizer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from services.vector_search.peers import Peers
 from services.vector_search.shard_manager import ShardManager
 
 _COMPARE_S = 30.0
-_RENEW_S, _ASK_S = 5.0, 0.5  # between two calls for the lock: by who has it, and by who wants it
+_RENEW_S, _ASK_S = 5.0, 0.5  # seconds between calls for the lock: of its holder, of others
 _AGAIN_S = 2.0
 _CALL_S = 10.0
-# A process that was let train for so long without a result lets others.
+# Seconds after which a process that may train, and has no result, lets others train.
 _TRAINING_S = 600.0
-# A quantizer that no process could give for so long is trained anew.
+# Seconds without a process that can give the quantizer, after which another one is trained.
 _LOST_S = 20.0
 _log = log.get("vector_search")
 
 
 class QuantizerExchange:
-    """Keeps the quantizers that shards here need in step with the registry; `wake` has a shard maintained."""
+    """Keeps this process' quantizers in step with the registry; `wake` starts the maintenance of a shard."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class QuantizerExchange:
         self._next_s = 0.0
         self._locks: dict[str, RedisLock] = {}
         self._locked_s: dict[str, float] = {}  # when a lock was first taken
-        self._locking_s: dict[str, float] = {}  # when to ask for it the next time
-        self._again_s: dict[str, float] = {}  # when to try again what failed
-        self._missing_s: dict[str, float] = {}  # since when a quantizer, by its hash, cannot be had
+        self._locking_s: dict[str, float] = {}  # when to ask for a lock again
+        self._again_s: dict[str, float] = {}  # when to try a collection again
+        self._missing_s: dict[str, float] = {}  # by hash: when a quantizer was first missing
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def step(self) -> None:
-        """Read what has changed, and do what is due."""
+        """Read the registry if it has changed; then publish, fetch, or let shards train."""
         needed = self._held.needed()
         if not needed:
             return
@@ -80,7 +80,7 @@ class QuantizerExchange:
                 await self._follow(collection, held, now)
 
     async def close(self) -> None:
-        """Let another process train at once, and fetch no more."""
+        """Release the locks, so that other processes may train at once, and end the fetches."""
         await cancel(*self._fetching.values())
         self._files.shutdown(wait=False, cancel_futures=True)
         for lock in self._locks.values():
@@ -88,7 +88,7 @@ class QuantizerExchange:
                 await lock.release()
 
     async def _forget_removed(self, needed: dict[str, CollectionQuantizer]) -> None:
-        """Forget collections that were deleted, or re-embedded, which gives them another id."""
+        """Forget collections that were deleted, or re-embedded: re-embedding gives a collection another id."""
         others = (self._named.keys() | needed.keys()) - self._shards.records.keys()
         removed = await Collections(self._bus).removed() if others else set()
         for name in others & removed:
@@ -113,7 +113,7 @@ class QuantizerExchange:
     async def _let_train(
         self, collection: str, held: CollectionQuantizer, record: QuantizerRecord | None, now: float
     ) -> None:
-        """Hold the lock while a shard here is to train, and only then."""
+        """Hold the lock only while a shard of this process wants to train or is training."""
         lock = self._locks.get(collection)
         if held.granted and now - self._locked_s[collection] > _TRAINING_S:
             held.give_up()
@@ -131,7 +131,7 @@ class QuantizerExchange:
             return
         self._locked_s[collection] = now
         newest = await self._registry.get(collection)
-        if newest != record:  # it was published before the lock was free
+        if newest != record:  # another process published one before it freed the lock
             self._seen = None
             return
         held.grant()
@@ -144,7 +144,7 @@ class QuantizerExchange:
         record: QuantizerRecord | None,
         made: TrainedQuantizer,
     ) -> None:
-        """Keep a quantizer that was made here, and name it; another one that was named meanwhile goes before it."""
+        """Keep a quantizer that was trained here, and publish it, unless another one was published meanwhile."""
         version, data = made.quantizer.version, made.quantizer.to_bytes()
         directory = self._shards.directory
         try:
@@ -158,14 +158,14 @@ class QuantizerExchange:
             self._named[collection] = new
             _log.info("quantizer_published", id=collection, version=version, lists=made.asked)
         else:
-            self._seen = None  # what was read is out of date
+            self._seen = None  # another one was published: read the registry again
         held.published()
         self._wake_shards(collection)
 
     # -- fetching
 
     def _lost(self, record: QuantizerRecord, now: float) -> bool:
-        """Return whether a quantizer could not be had for so long that another one is trained."""
+        """Return whether a quantizer has been missing for more than _LOST_S seconds, so that another one is trained."""
         return now - self._missing_s.get(record.version, now) > _LOST_S
 
     def _fetch(self, held: CollectionQuantizer, record: QuantizerRecord) -> None:
@@ -190,13 +190,13 @@ class QuantizerExchange:
         self._wake_shards(record.collection)
 
     async def _kept(self, record: QuantizerRecord) -> Quantizer | None:
-        """Return the quantizer from this process' files, None if it is not there, or damaged."""
+        """Return the quantizer from this process' files; None if the file is missing or damaged."""
         directory = self._shards.directory
         data = await in_pool(self._files, directory.quantizer, record.collection, record.version)
         return None if data is None else _read(data, record.version)
 
     async def _asked(self, record: QuantizerRecord) -> Quantizer:
-        """Return the quantizer from the process that trained it, or from another; Unavailable if none has it."""
+        """Return the quantizer from its trainer, else from another process; Unavailable if none has it."""
         family = self._bus.writes.search_family(record.collection)
         living = {each.replica for each in await self._bus.workers.living(family)}
         names = sorted(living - {self._shards.name}, key=lambda name: name != record.trainer)
@@ -244,7 +244,7 @@ class QuantizerExchange:
 
 
 def _read(data: bytes, version: str) -> Quantizer | None:
-    """Return the quantizer of this hash, None if the bytes are of another one or damaged."""
+    """Return the quantizer that the bytes hold; None if they are damaged or its hash is not `version`."""
     try:
         quantizer = Quantizer.from_bytes(data)
     except ValueError as error:

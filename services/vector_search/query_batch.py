@@ -25,13 +25,13 @@ from services.vector_search.shard_manager import ShardManager
 
 MAX_QUERIES = 256
 AFTER_S = 10.0
-DRAWN_S = 5.0  # then the answer is that the map is not drawn yet
+DRAWN_S = 5.0  # a longer wait for a map ends with the answer "not drawn yet"
 _AT_ONCE = 2  # batches of one shard: one computes while the next is made
 _log = log.get("vector_search")
 
 
 class Query(Protocol):
-    """Work that waits for a thread, and its shard. Queries of an equal `key` may run as one batch; None runs alone."""
+    """Work that waits for a thread, and its shard. Works with an equal `key` may run as one batch; None runs alone."""
 
     @property
     def work(self) -> SearchWork | DocumentsWork:
@@ -39,19 +39,19 @@ class Query(Protocol):
 
     @property
     def handle(self) -> ShardHandle:
-        """The shard that is asked."""
+        """The handle of the work's shard."""
 
     @property
     def key(self) -> bytes | None:
-        """What queries that may run as one have in common."""
+        """The key that works of one batch share; None for work that runs alone."""
 
     @property
     def items(self) -> int:
-        """How many queries the work holds."""
+        """The number of queries of the work."""
 
     @property
     def arrived_s(self) -> float:
-        """When this process took it, by the finest clock."""
+        """The time at which this process took the work, by `Clock.perf_s`."""
 
 
 class SearchJob(NamedTuple):
@@ -66,7 +66,7 @@ class SearchJob(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many queries the job holds."""
+        """The number of queries of the job."""
         return self.lease.items
 
 
@@ -85,14 +85,13 @@ class QueryQueue(Generic[Q]):
         self._pending.append(job)
 
     def keep(self, wanted: Callable[[Q], bool]) -> None:
-        """Drop the jobs that are not `wanted`, as their leases are lost."""
+        """Keep only the jobs that are `wanted`; the leases of the others are lost."""
         self._pending = [job for job in self._pending if wanted(job)]
 
     def take(self) -> list[Q]:
-        """Return the oldest jobs that can run as one: searches that ask alike, or one read of documents.
+        """Return the oldest job, with all jobs that can run in one batch with it; [] if none can run now.
 
-        Jobs of a shard of which _AT_ONCE batches run wait, and jobs of other shards go before them. `done` ends the
-        batch.
+        While _AT_ONCE batches of a shard run, its jobs wait, and jobs of other shards pass them. `done` ends a batch.
         """
         held = self._pending
         first = next((job for job in held if self._running[job.handle] < _AT_ONCE), None)
@@ -124,12 +123,12 @@ class QueryQueue(Generic[Q]):
 
     @property
     def running(self) -> int:
-        """Batches that run."""
+        """The number of batches that run."""
         return self._running.total()
 
 
 def decoded(payload: bytes) -> SearchWork | DocumentsWork:
-    """Return the work of a job or of a call; InvalidRequest if that is no work of a search lane."""
+    """Return the work of a job or of a call; InvalidRequest if the payload is no work of a search lane."""
     try:
         work = decode_work(payload)
     except BadMessage as error:
@@ -142,10 +141,10 @@ def decoded(payload: bytes) -> SearchWork | DocumentsWork:
 async def opened(
     shards: ShardManager, work: SearchWork | DocumentsWork, left_s: float
 ) -> ShardHandle:
-    """Return the shard of a work once that is open and has applied as much as the work asks for.
+    """Return the shard of a work once the shard is open and has applied the write that the work names in `after`.
 
-    A map that has not been drawn is waited for, DRAWN_S at most. Raises NotFound, Unavailable (`not_applied` after
-    AFTER_S), or DeadlineExceeded after `left_s`.
+    A work that reads a map waits up to DRAWN_S, at most half of `left_s`, until the map is drawn. Raises NotFound,
+    Unavailable (`not_applied` after AFTER_S), or DeadlineExceeded after `left_s`.
     """
     try:
         async with asyncio.timeout(left_s):
@@ -160,9 +159,9 @@ async def opened(
 
 
 def alike(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return the key of searches that may run as one batch; None for work that runs alone, as searches of texts do.
+    """Return the key that searches of one batch share; None for work that runs alone: documents, and searches of texts.
 
-    Of searches with time budgets the strictest decides, so only those batch that differ by less than twice.
+    The strictest time budget counts for a whole batch, so budgets within one batch differ by less than a factor of 2.
     """
     if isinstance(work, DocumentsWork) or work.mode != "vector":
         return None
@@ -175,7 +174,7 @@ def alike(work: SearchWork | DocumentsWork) -> bytes | None:
 
 
 def run(batch: Sequence[Query], clock: Clock) -> list[Result | SpillwayError]:
-    """Run one batch on this thread; what has passed of the time budgets by now is taken off them."""
+    """Run one batch on this thread; the time that has passed since the works came counts against their time budgets."""
     now_s = clock.perf_s()
     spent_s = max((_spent_s(query, now_s) for query in batch), default=0.0)
     outcomes = execute(batch[0].handle, [query.work for query in batch], spent_s)
@@ -186,7 +185,7 @@ def run(batch: Sequence[Query], clock: Clock) -> list[Result | SpillwayError]:
 
 
 def _spent_s(query: Query, now_s: float) -> float:
-    """Return what has passed of a search's time budget by now; 0 without one."""
+    """Return the seconds of a search's time budget that have passed; 0 without a budget."""
     work = query.work
     if not isinstance(work, SearchWork) or work.budget_ms is None:
         return 0.0
@@ -194,7 +193,7 @@ def _spent_s(query: Query, now_s: float) -> float:
 
 
 def _timed(outcome: Result | SpillwayError, later_s: float) -> Result | SpillwayError:
-    """Return an outcome with the time of its own search, which came so much later than the first of its batch."""
+    """Return an outcome with the time of its own search, which came `later_s` after the first of its batch."""
     if not isinstance(outcome, SearchResult) or outcome.report is None:
         return outcome
     report, budget_ms = outcome.report, outcome.report.budget_ms
@@ -207,7 +206,7 @@ def _timed(outcome: Result | SpillwayError, later_s: float) -> Result | Spillway
 
 
 def reported(report: SearchReport | None, work: SearchWork) -> SearchReport | None:
-    """Return the report of a batch for one of its searches, with that one's own time budget."""
+    """Return the report of a batch for one of its searches, with the time budget of that search."""
     if report is None or work.budget_ms is None or report.budget_ms == work.budget_ms:
         return report
     predicted_ms = report.predicted_ms
@@ -218,7 +217,7 @@ def reported(report: SearchReport | None, work: SearchWork) -> SearchReport | No
 def execute(
     handle: ShardHandle, works: Sequence[SearchWork | DocumentsWork], spent_s: float = 0.0
 ) -> list[Result | SpillwayError]:
-    """Run one batch, `spent_s` of whose time budgets have passed; an error of one job is its own outcome."""
+    """Run one batch; `spent_s` of its time budgets have passed. An error is the outcome of its own work only."""
     first = works[0]
     if len(works) > 1 and isinstance(first, SearchWork):
         try:
@@ -226,8 +225,8 @@ def execute(
                 handle.open(), [work for work in works if isinstance(work, SearchWork)], spent_s
             )
         except SpillwayError:
-            pass  # one of them is bad: each alone
-        except Exception:  # noqa: BLE001 - whose fault it is shows when each runs alone
+            pass  # one work is bad: run each alone
+        except Exception:  # noqa: BLE001 - running each alone finds the failing work
             _log.exception("queries_failed", collection=handle.collection, shard=handle.number)
     outcomes: list[Result | SpillwayError] = []
     for work in works:

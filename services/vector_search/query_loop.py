@@ -30,7 +30,7 @@ from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
 MAX_JOBS = 128
-MOST_HELD = 1024  # with those whose shard is not open yet, or has not applied as much as they ask
+MOST_HELD = 1024  # jobs, also those that wait until their shard is open or has applied a write
 _RUNNERS = 2
 _PREDICTED_S = 1.0
 _WAIT_S = 1.0
@@ -69,7 +69,7 @@ class QueryLoop:
         self._stopping = False
 
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
-        """Work until `stopping`; then end what runs and hand over the rest. The worker has started.
+        """Work until `stopping`; then finish running batches and hand over the other jobs. The worker has started.
 
         An unexpected error of a part ends the loop and is raised, after the drain.
         """
@@ -130,7 +130,7 @@ class QueryLoop:
     async def _prepare(
         self, lease: Lease, work: SearchWork | DocumentsWork, generation: int
     ) -> None:
-        """Queue a job once its shard is open, and has applied and drawn as much as it asks for."""
+        """Queue a job once its shard is open, has applied the write that the job names, and has drawn the map."""
         self._parked += 1
         left_s = (lease.deadline_ms - self._clock.now_ms()) / 1000
         try:
@@ -155,7 +155,7 @@ class QueryLoop:
         generation: int,
         error: SpillwayError,
     ) -> None:
-        """End a job that was not answered here: as a process that holds its shard answers, else with the error."""
+        """End a job whose shard is not here: with the answer of a process that holds the shard, else with the error."""
         try:
             if error.code != "shard_missing":
                 raise error
@@ -178,7 +178,7 @@ class QueryLoop:
         self._arrived.set()
 
     def _spawn(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
-        """Run what one job waits for in a task; after an unexpected error the job is delivered again."""
+        """Run `work` for one job in a task; after an unexpected error the job is delivered again."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(partial(self._spawned, lease))

@@ -24,7 +24,7 @@ _ATTEMPTS = 5
 
 
 class RankedSearch:
-    """Searches texts, and ranks what one or two searches found. `publishing` is held while a batch becomes visible."""
+    """Searches texts, and ranks the chunks of one or two searches. Writers publish batches under `publishing`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RankedSearch:
         self._masks, self._hits, self._publishing = masks, hits, publishing
 
     def search(self, queries: Floats, work: SearchWork) -> SearchResult:
-        """Search with one or many queries, checked and prepared; `no_texts` if there is none to search."""
+        """Search with one or many queries, checked and prepared; InvalidRequest (`no_texts`) if no chunk has a text."""
         condition = Filter(work.filter) if work.filter else None
         find = self._candidates if work.depth else self._by_words
         for _ in range(_ATTEMPTS):
@@ -51,7 +51,7 @@ class RankedSearch:
         return found if work.mode == "vector" else self._about_texts(found, work)
 
     def _about_texts(self, found: SearchResult, work: SearchWork) -> SearchResult:
-        """Return a result of texts with how many there are; InvalidRequest if no chunk has one."""
+        """Return a search's result with the number of texts; InvalidRequest if no chunk has a text."""
         texts = self._documents.texts.count if self._index.rows.live_count else -1
         share = self._documents.texts.share
         if work.alone and texts == 0 and share == 1.0:
@@ -61,7 +61,7 @@ class RankedSearch:
     def _by_words(
         self, _: Floats, condition: Filter | None, work: SearchWork
     ) -> tuple[SearchResult, bool]:
-        """Return the best k hits by their words, and whether all that was found still exists."""
+        """Return the best k hits by their words, and whether every found chunk still exists."""
         matches = self._matches(condition, work, work.k)
         rows = self._hits.of([m.labels for m in matches], [m.scores for m in matches], work)
         result = SearchResult(
@@ -72,7 +72,7 @@ class RankedSearch:
     def _candidates(
         self, queries: Floats, condition: Filter | None, work: SearchWork
     ) -> tuple[SearchResult, bool]:
-        """Return candidates of one or two searches, ranked if the shard is the only one; see `_by_words`."""
+        """Return candidates, ranked if the work is `alone`, and whether every found chunk still exists."""
         count = work.queries(self._record.dimension)
         path: str = "text"
         labels: Sequence[Ints] | Ints = []
@@ -86,7 +86,7 @@ class RankedSearch:
             path, labels, scores = found.path, found.labels, found.scores
         if work.mode != "vector":
             matches = self._matches(condition, work, work.depth)
-        with self._publishing:  # what the text search read is in the index now
+        with self._publishing:  # the index now has all chunks that the text search read
             view = self._index.rows.view
         asked: list[Floats | None] = [None] * count if work.mode == "text" else list(queries)
         every = [
@@ -106,11 +106,11 @@ class RankedSearch:
         return result, len(hits) == len(known) and all(one.complete for one in every)
 
     def _matches(self, condition: Filter | None, work: SearchWork, most: int) -> list[TextMatches]:
-        """Return what the texts of the queries find."""
+        """Return the matches of the queries' texts."""
 
         def keep(labels: Ints) -> Flags:
             assert condition is not None
-            with self._publishing:  # what the text search reads is in the index now
+            with self._publishing:  # the index now has all chunks that the text search reads
                 view = self._index.rows.view
             wanted = self._masks.get(condition)
             rows = view.find(labels)

@@ -1,4 +1,4 @@
-"""Searches that routers send straight to this process, past Redis: pure reads, which a router may ask again elsewhere.
+"""The server of searches that routers send straight to this process, past Redis: reads, so a router may repeat them.
 
 A call holds an encoded SearchWork. Calls that arrive together run as one batch; a batch that is predicted to be short
 runs on the event loop, since handing it to a thread would take longer than the search.
@@ -32,10 +32,10 @@ from services.vector_search.shard_copies import ShardCopies
 from services.vector_search.shard_handle import ShardHandle
 from services.vector_search.shard_manager import ShardManager
 
-MOST_QUERIES = 4096  # that wait or run; more go by the lanes, where admission counts them
+MOST_QUERIES = 4096  # queries that wait or run; routers send further ones through the lanes
 QUICK_S = 0.001  # a batch predicted to take less runs on the event loop
-_WEIGHT = 0.1  # of the newest batch in what a query of a shard is taken to cost
-_MOST_KINDS = 64  # of a shard's queries, as many as filters whose documents it knows
+_WEIGHT = 0.1  # weight of the newest batch in the mean seconds of a query
+_MOST_KINDS = 64  # kinds of queries a shard keeps, as many as filters with cached documents
 _log = log.get("vector_search")
 
 
@@ -51,16 +51,16 @@ class Read(NamedTuple):
 
     @property
     def key(self) -> bytes | None:
-        """What calls that may run as one have in common; made when there is more than one."""
+        """The key that calls of one batch share; computed only when several calls wait."""
         return alike(self.work)
 
     def reply(self, outcome: Result | SpillwayError, *, alone: bool = False) -> None:
-        """Answer with a result or an error; `alone`: with no other that would go out with it."""
+        """Answer with a result or an error; `alone` if no other answer is sent with this one."""
         error = outcome if isinstance(outcome, SpillwayError) else None
         if not isinstance(outcome, SpillwayError):
             try:
                 self.call.reply(encode(outcome), alone=alone)
-            except ValueError:  # larger than a message may be: the lanes say how to ask for less
+            except ValueError:  # too large for a message: the lanes' error says how to ask for less
                 error = Unavailable("the result is too large for a call")
         if error is not None:
             _fail(self.call, error)
@@ -87,7 +87,7 @@ class ReadServer:
 
     @property
     def token(self) -> str:
-        """What a caller must know to be answered."""
+        """The secret that a caller must send in its hello."""
         return self._server.token
 
     async def start(self, host: str, port: int) -> None:
@@ -141,7 +141,7 @@ class ReadServer:
             _fail(call, Unavailable(f"the copy failed: {type(error).__name__}"))
 
     async def _prepare(self, call: Call, work: SearchWork | DocumentsWork) -> None:
-        """Queue a call once its shard is open and has applied as much as the work asks for."""
+        """Queue a call once its shard is open and has applied the write that the work names in `after`."""
         left_s = call.deadline - asyncio.get_running_loop().time()
         try:
             handle = await opened(self._shards, work, left_s)
@@ -166,7 +166,7 @@ class ReadServer:
             span = tracing.start("search", "server", trace, attributes=told)
         arrived_s = self._clock.perf_s()
         self._queue.add(Read(call, work, handle, items, span, arrived_s))
-        if not self._due:  # what arrives in the same turn of the loop becomes one batch
+        if not self._due:  # calls of one turn of the event loop share a batch
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
 
@@ -198,7 +198,7 @@ class ReadServer:
         return kept
 
     def _predicted_s(self, batch: Sequence[Read]) -> float:
-        """Return the seconds that a batch is taken to need; one unlike those before counts as long."""
+        """Return the predicted seconds of a batch; 1.0 for a kind of search without an earlier one."""
         kind, known = _kind(batch[0].work), self._query_s.get(batch[0].handle)
         if kind is None or known is None or kind not in known:
             return 1.0
@@ -215,7 +215,7 @@ class ReadServer:
         self._start()
 
     def _executed(self, batch: Sequence[Read]) -> tuple[list[Result | SpillwayError], float]:
-        """Return a batch's outcomes and the seconds that they took, without the way to a thread."""
+        """Return a batch's outcomes and the seconds of computing, without the time to hand the batch to a thread."""
         began_s = self._clock.perf_s()
         outcomes = run(batch, self._clock)
         return outcomes, self._clock.perf_s() - began_s
@@ -258,9 +258,9 @@ def _decoded(call: Call) -> SearchWork | DocumentsWork | CopyWork:
 
 
 def _kind(work: SearchWork | DocumentsWork) -> bytes | None:
-    """Return what searches share whose time those before predict, which is their filter; None if nothing predicts it.
+    """Return the key of searches that take alike long, which is their filter; None if their time cannot be predicted.
 
-    The first search with a filter looks its documents up, those after it find them in memory.
+    The first search with a filter looks up the matching documents; later searches find these in memory.
     """
     if isinstance(work, DocumentsWork) or work.mode != "vector":
         return None

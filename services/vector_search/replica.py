@@ -1,6 +1,6 @@
-"""One replica of every shard: applies the writes of all, answers their queries, and maintains them in between.
+"""One replica: applies the writes of its shards, answers their queries, and maintains them in between.
 
-Each part, and each part of a family, has one task or a few, however many collections there are.
+The number of tasks depends on the number of families, not of collections.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = log.get("vector_search")
 
 
 class Replica:
-    """Runs the shards of one directory on a bus. `ready` is set once all have caught up and take queries."""
+    """Runs the shards of one directory on a bus. `ready` is set once all shards have caught up and take queries."""
 
     def __init__(
         self,

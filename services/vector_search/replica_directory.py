@@ -1,6 +1,6 @@
-"""The directory of one replica: its lock, its name on the bus, and the record of each collection beside its shards.
+"""The directory of one replica: its lock, its name on the bus, and each collection's record, placement and shards.
 
-The records, and the placements of placed collections, make it possible to fill a registry again that was wiped.
+From the records and placements the replica fills a registry that was wiped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReplicaDirectory:
         self._lock = -1
 
     def lock(self) -> None:
-        """Take the directory, made if need be, for this process; ConfigError if another process has it."""
+        """Make the directory if need be, and lock it for this process; ConfigError if another process has it."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -48,12 +48,12 @@ class ReplicaDirectory:
         self._lock = held
 
     def unlock(self) -> None:
-        """Let another process take the directory."""
+        """Unlock the directory, so that another process may take it."""
         os.close(self._lock)
         self._lock = -1
 
     def name(self) -> str:
-        """Return the name these files are registered under on the bus, the same at every start."""
+        """Return the replica's name on the bus, which the directory keeps from start to start."""
         path = self.root / "replica"
         try:
             name = path.read_text(encoding="ascii").strip()
@@ -99,7 +99,7 @@ class ReplicaDirectory:
     def quantizer(
         self, collection: str, version: str, offset: int = 0, most: int = -1
     ) -> bytes | None:
-        """Return bytes of a quantizer, `most` or all; None if it is not kept here, OSError if it is unreadable."""
+        """Return up to `most` bytes (-1: all) of a quantizer from `offset` on; None without its file."""
         try:
             with self._quantizer(collection, version).open("rb") as file:
                 file.seek(offset)
@@ -108,7 +108,7 @@ class ReplicaDirectory:
             return None
 
     def save_quantizer(self, collection: str, version: str, data: bytes) -> None:
-        """Keep a collection's quantizer in the place of those before; OSError if it cannot be written."""
+        """Keep a collection's quantizer, and delete earlier ones; OSError if it cannot be written."""
         path = self._quantizer(collection, version)
         if not path.exists():
             _write(path, data)
@@ -120,20 +120,20 @@ class ReplicaDirectory:
         return self.root / collection / f"quantizer.{version}"
 
     def numbers(self, collection: str) -> set[int]:
-        """Return the shards of a collection that lie here complete."""
+        """Return the numbers of a collection's shards whose files are complete."""
         return {
             int(path.name) for path in (self.root / collection).glob("*") if path.name.isdigit()
         }
 
     def unfinished(self, collection: str, number: int) -> Path:
-        """Return an empty directory to make a shard's files in, which `finish` puts in its place."""
+        """Return an empty directory for a new shard's files, which `finish` renames to the shard's directory."""
         path = self._unfinished(collection, number)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 
     def finish(self, collection: str, number: int) -> None:
-        """Put what was made in `unfinished` in its place, all of it at once; OSError leaves it where it is."""
+        """Sync the directory of `unfinished` and rename it to the shard's; an OSError leaves it under its old name."""
         path = self._unfinished(collection, number)
         for file in path.iterdir():
             sync_path(file)
@@ -147,7 +147,7 @@ class ReplicaDirectory:
         return self.root / collection / f"{number}.unfinished"
 
     def clear(self, *suffixes: str) -> None:
-        """Delete what an earlier process had not finished, and directories with these suffixes beside the shards."""
+        """Delete unfinished shards of an earlier process, and directories with these suffixes beside the shards."""
         for suffix in (*suffixes, ".unfinished", ".gone"):
             for path in self.root.glob(f"*/[0-9]*{suffix}"):
                 shutil.rmtree(path, ignore_errors=True)

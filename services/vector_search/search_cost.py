@@ -1,4 +1,4 @@
-"""Cost of searches of a shard, learned as they run, and the largest effort that a time budget allows by that."""
+"""Cost of a shard's searches, learned from those that ran, and the largest effort that a time budget allows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOW = 1000
 _FIRST_SHARE, _FIRST_S = 0.5, 10.0
 # How fast predictions follow a machine that is slowed down for a while: the weight of the slowness known before.
 _QUICK = 0.9
-# A fit is solved anew after so many searches, as solving takes longer than some of them.
+# Searches after which a fit is solved again: solving takes longer than some searches.
 _SOLVE_EVERY = 16
 
 
@@ -33,9 +33,9 @@ class BudgetFit(NamedTuple):
 def largest_fitting(
     plans: Sequence[EffortPlan], at_most_s: Callable[[EffortPlan], float], left_s: float
 ) -> BudgetFit:
-    """Return the plan of the largest effort that is predicted to end within `left_s`, else that of the least.
+    """Return the plan of the largest effort that is predicted to end within `left_s`, else of the least effort.
 
-    `plans` are those of a ladder, the least effort first; there is at least one.
+    `plans` has at least one plan, and begins with the least effort.
     """
     for plan in reversed(plans):
         seconds = at_most_s(plan)
@@ -45,9 +45,10 @@ def largest_fitting(
 
 
 class Margin:
-    """What to add to predicted seconds, learned in seconds and as a share of the prediction: the smaller one counts.
+    """The margin added to predicted seconds: the smaller of one learned in seconds and one learned as a share.
 
-    So a pause of the machine does not weigh on long searches, nor their spread on short ones.
+    A pause during a short search raises the share only, so not the margin of long searches; the spread of long searches
+    raises the seconds only, so not the margin of short searches.
     """
 
     def __init__(self, first_s: float, first_share: float) -> None:
@@ -59,7 +60,7 @@ class Margin:
         return min(self._late.value, self._share.value * predicted_s)
 
     def add(self, predicted_s: float, seconds: float) -> None:
-        """Learn from a search that took so long."""
+        """Learn from a search that took `seconds`."""
         self._late.add(seconds - predicted_s)
         if predicted_s > 0:
             self._share.add(seconds / predicted_s - 1)
@@ -68,20 +69,20 @@ class Margin:
 class SearchCost:
     """Predicts the seconds of a batch by its plan: one linear model a search path, fitted again as searches end.
 
-    A fit changes over many searches; while searches take longer than fitted, predictions are lifted by the same factor
-    at once. Searches that were said to fit a time budget are chosen among all by how little was left, so their lateness
-    is learned apart. Any thread may call.
+    A fit changes over many searches; while searches take longer than fitted, predictions rise by the same factor at
+    once. The picker takes the largest effort that fits a time budget, so searches with a budget are late more often
+    than others, and their lateness is learned apart. Any thread may call.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fits: dict[Path, OnlineFit] = {}
-        self._slowness = 1.0  # measured over fitted seconds of the latest searches
+        self._slowness = 1.0  # recent measured seconds / fitted seconds
         self._late = Margin(_FIRST_S, _FIRST_SHARE)
         self._promised = Margin(0.0, 0.0)
 
     def calibrate(self, probes: Sequence[tuple[EffortPlan, float]]) -> None:
-        """Begin anew with probes: plans and the seconds that each took."""
+        """Replace all fits by fits of probes: plans and the seconds that each took."""
         by_path: dict[Path, list[tuple[Sequence[float], float]]] = {}
         for plan, seconds in probes:
             by_path.setdefault(plan.path, []).append((plan.factors, seconds))
@@ -93,7 +94,7 @@ class SearchCost:
             self._fits, self._slowness = fits, 1.0
 
     def seconds(self, plan: EffortPlan) -> float:
-        """Return what a batch is expected to take; infinity where nothing is known of its path."""
+        """Return the expected seconds of a batch; infinity before any batch of its path was measured."""
         fit = self._fits.get(plan.path)
         if fit is None:
             return math.inf
@@ -106,14 +107,14 @@ class SearchCost:
         return usual_s + self._promised.seconds(usual_s)
 
     def ended(self, fit: BudgetFit, seconds: float) -> None:
-        """Learn from a batch with a time budget whether it kept what was promised."""
+        """Learn whether a batch that was predicted to fit its time budget ended in the predicted seconds."""
         if fit.fits and seconds > 0:
             with self._lock:
                 expected_s = self.seconds(fit.plan)
                 self._promised.add(expected_s + self._late.seconds(expected_s), seconds)
 
     def observe(self, plan: EffortPlan, seconds: float) -> None:
-        """Learn from a batch."""
+        """Learn from a batch that took `seconds`."""
         if not seconds > 0:
             return
         with self._lock:
@@ -133,14 +134,14 @@ class SearchCost:
 
 
 class BudgetPicker:
-    """Picks the plan that a time budget allows, and keeps the choice to be reported; for one search."""
+    """Picks the plan that one search's time budget allows, and keeps the choice in `fit` for the report."""
 
     def __init__(self, cost: SearchCost, clock: Clock, due_s: float) -> None:
         self._cost, self._clock, self._due_s = cost, clock, due_s
         self.fit: BudgetFit | None = None
 
     def __call__(self, plans: Sequence[EffortPlan]) -> EffortPlan:
-        """Pick, by the time that is left now."""
+        """Return the plan of the largest effort that fits the time left now."""
         left_s = self._due_s - self._clock.perf_s()
         self.fit = largest_fitting(plans, self._cost.at_most_s, left_s)
         return self.fit.plan

@@ -1,4 +1,4 @@
-"""Assemble vector_search: lock the files, open the bus, load the shards, serve, drain."""
+"""The service vector_search: locks its files, opens the bus, loads the shards, serves, and drains."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 
 SERVICE = "vector_search"
-# A search takes the interpreter several times; it must not wait 5 ms each time behind a write.
+# The interval at which threads take turns: a search waits for the interpreter several times, by default 5 ms each.
 _SWITCH_S = 0.0005
-_KEPT_MEBIBYTES = 64  # an answer of hits with their texts is some megabytes
+_KEPT_MEBIBYTES = 64  # results of hits with texts take some megabytes
 
 
 async def serve(config: SearchConfig, instance: str, stopping: asyncio.Event) -> None:
@@ -60,6 +60,6 @@ async def _work(
 
 
 async def _note_ready(replica: Replica, health: Health) -> None:
-    """Say that the shards are ready once they are."""
+    """Set the health's condition `shards` once the shards are ready."""
     await replica.ready.wait()
     health.set("shards", ready=True)

@@ -1,4 +1,4 @@
-"""One shard: takes writes, answers searches, and loses nothing that was acknowledged. No bus is needed here.
+"""One shard of a collection, without the bus: takes writes, answers searches, and keeps every acknowledged write.
 
 A batch of writes is staged by `apply` and becomes durable and visible in `sync`: log synced, database committed,
 index published, in this order. A failure before the commit takes the whole batch back.
@@ -55,12 +55,12 @@ from services.vector_search.write_log import EntryId, WriteLog, format_id, parse
 Outcome = Literal["applied", "old", "repeated", "refused"]
 _ATTEMPTS = 5
 _GRAPH_GROWTH = 1.1
-_LEARN_EVERY = 16  # searches without a time budget: the others need not pay for learning
+_LEARN_EVERY = 16  # without a time budget only each 16th search is learned from
 MAX_K = 10_000
 DATABASE = "documents.sqlite"
 _WALKED = frozenset(
     {"graph", "ivfpq", "scan"}
-)  # ways of searches without a filter: their queries are audited
+)  # paths of searches without a filter: audits repeat their queries
 
 
 class Shard:
@@ -96,7 +96,7 @@ class Shard:
         self._counting = threading.Lock()
         self._searched = Counter[str]()  # queries by the path taken
         self._audited_s: float | None = None
-        self._remembered = self._compared = 0  # queries for audits, and those of the last one
+        self._remembered = self._compared = 0  # queries kept, queries of the last audit
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._log = WriteLog(directory)
@@ -244,9 +244,9 @@ class Shard:
     # -- reading
 
     def search(self, work: SearchWork, spent_s: float = 0.0) -> SearchResult:
-        """Search with one or many queries; `applied` of the result is a state the hits include.
+        """Search with one or many queries; the hits include all writes up to the result's `applied`.
 
-        `spent_s` has passed of the time budget, if the work has one.
+        `spent_s` are the seconds of the work's time budget that have passed, if it has one.
         """
         began_s = self._clock.perf_s()
         queries = self._queries(work)
@@ -259,7 +259,7 @@ class Shard:
             due_s = began_s + work.budget_ms / 1000 - spent_s
             picker = BudgetPicker(self._cost, self._clock, due_s)
         for attempt in range(_ATTEMPTS):
-            # A found chunk may be gone before the index knows of it. Then wait until it does; the last attempt holds
+            # A found chunk may be deleted from the database before the index. Then search again; the last attempt holds
             # the next write back.
             with self._publishing if attempt + 1 == _ATTEMPTS else nullcontext():
                 applied = self.applied
@@ -303,7 +303,7 @@ class Shard:
     def _kept(
         work: SearchWork, report: SearchReport, before_s: float, fit: BudgetFit
     ) -> SearchReport:
-        """Return the report of a search with a time budget; `before_s` had passed when its effort was chosen."""
+        """Return the report of a search with a time budget, whose effort was chosen after `before_s`."""
         known = math.isfinite(fit.predicted_s)
         return msgspec.structs.replace(
             report,
@@ -341,7 +341,7 @@ class Shard:
         return prepare(vectors, self.record.metric)
 
     def documents(self, work: DocumentsWork) -> DocumentsResult:
-        """Read documents by id, a page of them, the statistics, how a search goes, or the map."""
+        """Read documents by id, a page of documents, the statistics, the explanation of a search, or the map."""
         applied = self.applied
         if work.op == "map":
             return DocumentsResult(map=self._map.read(work), applied=applied)
@@ -364,9 +364,10 @@ class Shard:
         return DocumentsResult(documents=page, cursor=cursor, applied=applied)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, bytes on disk, how the index stands, and which paths searches took since the start.
+        """Return counts, bytes on disk, the state of the index, and the number of searches by path since the start.
 
-        The last audit compared `compared` queries at `audited_at` (seconds); None: the recall is of the graph's build.
+        The last audit compared `compared` queries at `audited_at` (seconds); None: the recall was measured at the
+        build.
         """
         index = self._index.now.stats()
         effort = index.effort
@@ -393,11 +394,11 @@ class Shard:
 
     @property
     def chunks(self) -> int:
-        """How many vectors a search looks at, at most."""
+        """The number of live vectors."""
         return self._index.rows.live_count
 
     def probe(self, queries: int) -> float:
-        """Return the seconds that one batch of that many searches takes, document lookups included."""
+        """Return the seconds of one batch of `queries` searches, document lookups included."""
         rng = np.random.default_rng(queries)
         vectors = rng.standard_normal((queries, self.record.dimension)).astype(np.float32)
         return self._timed(prepare(vectors, self.record.metric), None, None)[1]
@@ -405,7 +406,7 @@ class Shard:
     def _timed(
         self, queries: Floats, effort: Effort | None, wanted: Flags | None
     ) -> tuple[Neighbours, float]:
-        """Search for ten of each query, document lookups included; return what was found and the seconds it took."""
+        """Search for ten hits of each query; return the neighbours and the seconds, document lookups included."""
         work = SearchWork(collection=self.record.id, vectors=b"", k=10)
         began_s = self._clock.perf_s()
         found = self._index.now.search(
@@ -424,7 +425,7 @@ class Shard:
         return False
 
     def _index_texts(self) -> bool:
-        """Add a piece of the texts that were stored before there was an index of texts; True if there are more."""
+        """Add a piece of the texts stored by versions without an index of texts; True if more are left."""
         if not self._documents.texts.pending:
             return False
         try:
@@ -436,7 +437,7 @@ class Shard:
         return self._documents.texts.pending > 0
 
     def audit(self) -> float:
-        """Measure the recall of recent queries and publish it; raises the effort where it fell short."""
+        """Measure the recall of recent queries and publish it; too low a recall raises the effort."""
         recall = self._index.now.audit()
         effort = self._index.now.stats().effort
         if self._index.now.kind != "exact" and self._remembered:
@@ -447,20 +448,20 @@ class Shard:
         return recall
 
     def lacks_map(self, work: DocumentsWork) -> bool:
-        """Return whether the map that a work asks for has not been drawn; if so, have it drawn."""
+        """Return whether the map that a work asks for is not drawn yet; if so, ask for it."""
         return self._map.lacks(work)
 
     def draw_map(self) -> bool:
-        """Draw the map that was asked for, if any; True if so. May run beside `maintain`."""
+        """Draw the map that was last asked for; False if there was none to draw. May run beside `maintain`."""
         return self._map.draw()
 
     def call_when_map_wanted(self, wanted: Callable[[], object]) -> None:
-        """Have `wanted` called, from any thread, whenever `draw_map` has something to do."""
+        """Call `wanted`, from any thread, whenever `draw_map` has a map to draw."""
         self._map.wanted = wanted
 
     @property
     def audit_due(self) -> bool:
-        """True once enough queries have come for a first audit of the graph or lists."""
+        """True once there are enough queries for a first audit of the graph or lists."""
         return self._index.now.audit_due
 
     @property
@@ -474,7 +475,7 @@ class Shard:
         return self._log.size >= self._config.snapshot_bytes
 
     def snapshot(self) -> str | None:
-        """Bound the log; return the applied id that no longer needs the stream, None if it could not be done now.
+        """Remove the log's writes that the database now holds; return the last one's id, None if readers hindered it.
 
         Searches go on; writes wait while the database is checkpointed.
         """
@@ -494,7 +495,7 @@ class Shard:
         return format_id(applied)
 
     def keep_graph(self) -> bool:
-        """Save what the index has built if that grew or shrank much since; from the thread of `maintain`."""
+        """Save the index's graph or lists if their size has changed much since the last save; True if saved."""
         saved = self._index.now.snapshot()
         if saved is None:
             self.tuning.keep()
@@ -513,12 +514,12 @@ class Shard:
 
     @property
     def settled(self) -> bool:
-        """Whether the shard has the graph or lists that its rows want or can have, and all its texts are indexed."""
+        """Whether the graph or lists are built, or their training failed, and all texts are indexed."""
         built = self._index.now.stats().path == self._index.choice().kind or self._index.problem
         return bool(built) and not self._documents.texts.pending
 
     def close(self) -> None:
-        """Sync what is staged, stop background work at its next step, and close the files."""
+        """Sync staged writes, stop background work at its next step, and close the files."""
         self._index.close()
         with self._writing:
             try:

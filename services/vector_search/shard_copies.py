@@ -1,8 +1,8 @@
-"""Snapshots of shards that other processes copy: the documents' database and the saved graph, as of one moment.
+"""Snapshots of shards for other processes to copy: the documents' database and the saved graph, as of one moment.
 
-Quantizers, which are files that never change, are read without one.
+Quantizers are read without a snapshot, since their files never change.
 
-A snapshot is a directory beside the shard's own, kept while it is read; one that nobody has read for a while goes.
+A snapshot is a directory beside the shard's own; it is deleted at the end of a copy, or _IDLE_S after the last read.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ShardCopies:
     def __init__(self, shards: ShardManager) -> None:
         self._shards = shards
         self._pool = ThreadPoolExecutor(1, "copy")
-        self._read: dict[Path, float] = {}  # when a snapshot was last read
+        self._read: dict[Path, float] = {}  # by snapshot: when it was last read
 
     async def clear(self) -> None:
-        """Delete the snapshots that an earlier process left, and what it had not finished."""
+        """Delete the snapshots and unfinished shards that an earlier process left."""
         await in_pool(self._pool, self._shards.directory.clear, _SUFFIX)
 
     async def answer(self, work: CopyWork) -> CopyResult:
-        """Do what a call asks for; Unavailable where the snapshot is not there, or the disk is full."""
+        """Begin, read or end a copy, as a call asks; Unavailable if the snapshot is gone, or the disk is full."""
         if not (work.name.isascii() and work.name.replace("-", "").isalnum()):
             raise InvalidRequest(f"a copy has the name {work.name[:40]!r}")
         if work.op == "quantizer":

@@ -1,7 +1,7 @@
-"""Fills the replicas of shards that this process does not have yet, from a process that serves them.
+"""The filler of shards: copies shards that this process lacks from a process that serves them.
 
-The files are made beside the shard's place and put there all at once, so a half-filled shard is never opened. Whatever
-ends a fill, a kill included, it begins again.
+The files are written to a directory beside the shard's own, which is renamed at the end, so a half-filled shard is
+never opened. After any failure, a kill included, a fill begins again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from services.vector_search.storage_errors import reserve, storage_error
 
 _AGAIN_S = 2.0
 _CALL_S = 30.0
-_BEGIN_S = 600.0  # a snapshot of a large shard takes its time
+_BEGIN_S = 600.0  # a snapshot of a large shard takes minutes
 _log = log.get("vector_search")
 
 
 class ShardFiller:
-    """Fills one shard at a time; `why` says for each shard what the last try failed with."""
+    """Fills one shard at a time; `why` holds the error of each shard's last failed try."""
 
     def __init__(self, shards: ShardManager, bus: Bus, peers: Peers, why: dict[Key, str]) -> None:
         self._shards, self._bus, self._peers, self._why = shards, bus, peers, why
         self._pool = ThreadPoolExecutor(1, "fill")
-        self._targets: dict[Key, str] = {}  # the last write when a filled shard was opened
+        self._targets: dict[Key, str] = {}  # by filled shard: the last write when it was opened
         self._again: dict[Key, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def step(self) -> None:
-        """Begin to fill a shard if none is being filled; let those serve that have caught up and are settled."""
+        """Let filled shards serve once they have caught up and are settled; fill one more shard at a time."""
         filling = [
             (record, one)
             for record in self._shards.records.values()
@@ -61,7 +61,7 @@ class ShardFiller:
                 return
 
     async def close(self) -> None:
-        """End a fill in progress."""
+        """Cancel a fill in progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -124,7 +124,7 @@ class ShardFiller:
         _log.info("shard_filled", id=record.id, shard=number, source=source)
 
     async def _kept(self, collection: str, one: PlacedShard) -> bool:
-        """Return whether the files here may go on: all writes that they lack are still in the shard's stream."""
+        """Return whether the shard's old files can be used: the stream still has all writes that they lack."""
         applied = (await self._bus.writes.applied(collection, one.number)).get(self._shards.name)
         return applied is not None and applied != "0-0" and id_pair(applied) >= id_pair(one.begins)
 
@@ -145,7 +145,7 @@ class ShardFiller:
             await self._end(source, work)
 
     async def _receive(self, source: str, work: CopyWork, file: CopyFile, path: Path) -> None:
-        """Copy one file piece by piece, and check each piece and the whole."""
+        """Copy one file piece by piece; check the sum of each piece and of the whole file."""
         whole, at = xxhash.xxh3_64(), 0
         with path.open("wb") as out:
             while at < file.size:
@@ -171,5 +171,5 @@ class ShardFiller:
         try:
             ended = CopyWork(collection=work.collection, shard=work.shard, op="end", name=work.name)
             await self._peers.copy(source, ended, _CALL_S)
-        except SpillwayError as error:  # it goes by itself when nobody reads it
+        except SpillwayError as error:  # the other process deletes an unread snapshot by itself
             _log.info("snapshot_not_ended", source=source, why=error.message)

@@ -1,4 +1,4 @@
-"""A shard of a replica: its data, or the reason why it has none, and the queries that wait for it."""
+"""The handle of a replica's shard: the data, or the error why there are none, and the waiting queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.vector_search.write_log import parse_id
 
 
 class ShardHandle:
-    """One shard of a replica: its data (None once dropped or damaged), and those who wait for its writes."""
+    """One shard of a replica: its data (None if dropped, moved or damaged), and the queries that wait for writes."""
 
     def __init__(self, collection: str, number: int, shard: Shard | SpillwayError) -> None:
         self.collection = collection
@@ -22,12 +22,12 @@ class ShardHandle:
         self._advanced = asyncio.Event()
 
     def restore(self, shard: Shard) -> None:
-        """Set the data, which could not be opened before."""
+        """Set the data of a shard that could not be opened before."""
         self.shard, self.error = shard, None
         self.advanced()
 
     def move(self) -> Shard | None:
-        """Return the data and forget it; later queries are told to ask elsewhere, since others hold the shard."""
+        """Return the data and forget them: others hold the shard. Later queries get Unavailable (`shard_missing`)."""
         shard, self.shard = self.shard, None
         self.error = Unavailable(
             f"shard {self.number} of collection {self.collection} is not held here any more",
@@ -38,7 +38,7 @@ class ShardHandle:
         return shard
 
     def drop(self) -> Shard | None:
-        """Return the data and forget it; later queries fail, since the collection is gone."""
+        """Return the data and forget them; later queries get NotFound, since the collection is gone."""
         shard, self.shard = self.shard, None
         self.error = NotFound(
             f"collection {self.collection} was deleted", code="collection_not_found"
@@ -47,12 +47,12 @@ class ShardHandle:
         return shard
 
     def advanced(self) -> None:
-        """Wake those who wait for a write, or for a map."""
+        """Wake the queries that wait for a write or for a map."""
         self._advanced.set()
         self._advanced = asyncio.Event()
 
     async def reach(self, after: str, timeout_s: float) -> Shard:
-        """Return the shard once it has applied `after`; Unavailable (`not_applied`) after the timeout."""
+        """Return the shard once it has applied the write `after`; Unavailable (`not_applied`) after `timeout_s`."""
         try:
             wanted = parse_id(after)
         except ValueError as error:
@@ -72,7 +72,7 @@ class ShardHandle:
             ) from error
 
     async def drawn(self, work: DocumentsWork, timeout_s: float) -> None:
-        """Wait until there is a map of the kind that is asked for, or for `timeout_s`."""
+        """Wait until the map that a work asks for is drawn, or for `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -82,7 +82,7 @@ class ShardHandle:
                     await advanced.wait()
 
     def open(self) -> Shard:
-        """Return the shard's data, or raise the reason why there is none."""
+        """Return the shard's data, or raise the error why there are none."""
         if self.shard is None:
             raise self.error or NotFound("no such shard", code="collection_not_found")
         return self.shard

@@ -43,9 +43,10 @@ class Source(NamedTuple):
 class ShardManager:
     """The shards of one replica by key; `opened` and `dropped` are called as shards come and go.
 
-    The registry is read again when its count of changes differs, and now and then, should a change not be counted.
-    Of a placed collection only the shards are opened that its placement gives to the replica, by its `name`: here those
-    that are new, or complete on the disk; the filling ones and the children of a split by whoever makes their files.
+    The manager reads the registry again when the count of changes differs, and every `_COMPARE_S` seconds, in case a
+    change was not counted. Of a placed collection it opens only the shards that the placement gives to this replica's
+    `name`: new shards, and shards whose files are complete. ShardFiller opens the shards that it filled, and
+    ShardSplitter the children of a split.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ShardManager:
         self.handles: dict[Key, ShardHandle] = {}
         self.records: dict[str, CollectionRecord] = {}
         self.placements: dict[str, CollectionPlacement] = {}
-        self.sources: dict[Key, Source] = {}  # of the children of shards that are being split
+        self.sources: dict[Key, Source] = {}  # by child of a shard that is being split
         self.lacking: set[Key] = (
             set()
         )  # of collections without a placement: to be filled from others
@@ -78,17 +79,17 @@ class ShardManager:
         self._quantizers = quantizers
         self._opened = opened
         self._dropped = dropped
-        self.all_open = asyncio.Event()  # once what is known at the start has been opened
+        self.all_open = asyncio.Event()  # set once the shards known at the start are open
         self._refreshing = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None  # for a shard that a job asked for
-        self._held_up: dict[str, float] = {}  # when to try again what could not be held
+        self._looking: asyncio.Task[None] | None = None  # the refresh that jobs wait for
+        self._held_up: dict[str, float] = {}  # by collection: when holding it is tried again
         self._seen: bytes | None = None  # the registry's count of changes
         self._compared = -_COMPARE_S
         self._again: dict[Key, float] = {}
-        self._saved: dict[str, CollectionPlacement] = {}  # those that were followed
+        self._saved: dict[str, CollectionPlacement] = {}  # placements followed so far
 
     async def start(self) -> None:
-        """Open what the disk holds and the registry knows; put back what the registry lost."""
+        """Open the collections on the disk and in the registry; register again those that the registry lost."""
         for record in await in_pool(self._writer, self._directory.records):
             self.records[record.id] = record
         for placement in await in_pool(self._writer, self._directory.placements):
@@ -99,8 +100,8 @@ class ShardManager:
     async def find(self, collection: str, number: int) -> ShardHandle:
         """Return a shard's handle, opening a new shard first; NotFound (`collection_not_found`) if there is none.
 
-        Of a placed collection Unavailable (`shard_missing`) if only others hold the shard, and Conflict
-        (`layout_changed`) if others have taken its place.
+        Unavailable (`shard_missing`) if only other processes hold the shard, (`shard_damaged`) if the collection cannot
+        be opened yet; Conflict (`layout_changed`) if a placed collection has no such shard any more.
         """
         for look in range(3):
             handle = self.handles.get((collection, number))
@@ -134,13 +135,13 @@ class ShardManager:
         raise NotFound(f"collection {collection} is not served here", code="collection_not_found")
 
     async def _look(self) -> None:
-        """Refresh together with all others who wait for that; the refresh goes on though a caller leaves."""
+        """Wait for one refresh that all callers share; the refresh goes on when a caller leaves."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self.refresh())
         await asyncio.shield(self._looking)
 
     async def refresh(self) -> None:
-        """Follow the registry: open what is new, drop what was removed, register what was lost with Redis."""
+        """Follow the registry: open new collections, drop removed ones, register again those that Redis lost."""
         async with self._refreshing:
             await self._open_again()
             changes = await Collections(self._bus).changes()
@@ -149,7 +150,7 @@ class ShardManager:
             if changes is None or changes != self._seen or due or self._unopened():
                 await self._compare()
                 self._seen, self._compared = changes, now
-            if changes is None:  # nothing has been counted since the collections were kept
+            if changes is None:  # no change was counted yet, though there may be collections
                 await Collections(self._bus).mark_changed()
 
     async def _compare(self) -> None:
@@ -167,7 +168,7 @@ class ShardManager:
             del self._held_up[gone]
 
     async def _compare_placements(self, registered: dict[str, CollectionRecord]) -> None:
-        """Learn the placements; one that the registry lost, or has an older version of, is put back."""
+        """Read the placements; put back those that the registry lost, or has only in an older version."""
         found = await self._placements.all()
         for name, known in list(self.placements.items()):
             if name in registered and (name not in found or found[name].version < known.version):
@@ -200,7 +201,7 @@ class ShardManager:
         )
 
     def _lacks(self, record: CollectionRecord) -> bool:
-        """Return whether a collection has shards to open here, or a placement that was not followed yet."""
+        """Return whether a collection has shards to open here, or a placement that was not yet followed here."""
         if not record.placed:
             held = self.handles.keys() | self.lacking
             return any((record.id, number) not in held for number in range(record.shards))
@@ -227,7 +228,7 @@ class ShardManager:
         return any(one.number == key[1] and one.split is not None for one in self.mine(key[0]))
 
     def filling(self, collection: str) -> list[PlacedShard]:
-        """Return the shards of a collection that this replica has to be filled with."""
+        """Return the shards of a collection that this replica must copy from other processes."""
         lacking = [n for name, n in self.lacking if name == collection]
         return [one for one in self.mine(collection) if self._state(one) == "filling"] + [
             PlacedShard(number, 0, SPACE, []) for number in lacking
@@ -238,7 +239,7 @@ class ShardManager:
         return found.state if found is not None else ""
 
     def _children(self, collection: str) -> set[int]:
-        """Return the shards that those of this replica are being split into."""
+        """Return the numbers of the children of this replica's shards that are being split."""
         splits = (one.split for one in self.mine(collection))
         return {number for split in splits if split is not None for number in split.numbers}
 
@@ -268,15 +269,15 @@ class ShardManager:
             if key in self.handles or key in self.lacking:
                 continue
             if number not in there and await self._bus.shard_replicas.may_be_cut(*key):
-                self.lacking.add(key)  # its stream alone would not give all of it
+                self.lacking.add(key)  # its stream may lack the first writes
             else:
                 await self.open(record, number)
 
     async def _hold_placed(self, record: CollectionRecord) -> None:
-        """Open the replica's shards of a placed collection, and delete what its placement gives to others only."""
+        """Open the replica's shards of a placed collection, and delete those that its placement does not give it."""
         placement = self.placements.get(record.id)
         if placement is None:
-            return  # it is registered before its collection is, and put back where it was lost
+            return  # the next comparison finds it: placements are registered before their collections
         if self._saved.get(record.id) != placement:
             await in_pool(self._writer, self._directory.save_placement, placement)
         there = await in_pool(self._writer, self._directory.numbers, record.id)
@@ -290,7 +291,7 @@ class ShardManager:
             if key in self.handles:
                 if (
                     key in self.sources and self._state(one) == "filling"
-                ):  # it was too late for the seal
+                ):  # not ready before the seal
                     await self._release(*key)
                 elif self.sources.pop(key, None) is not None:
                     self._opened(self.handles[key])
@@ -311,7 +312,7 @@ class ShardManager:
         collection: str,
         number: int,
     ) -> None:
-        """Register what has become of this replica's copy of a shard."""
+        """Register a `change` of this replica's copy of a shard."""
         made = await self._placements.update(
             collection, lambda known: change(known, number, self.name)
         )
@@ -327,7 +328,7 @@ class ShardManager:
         await self._note(placement_plan.children_ready, collection, number)
 
     async def _release(self, collection: str, number: int) -> None:
-        """Delete a shard that the placement no longer gives to this replica; its stream is kept for it no more."""
+        """Delete a shard that the placement no longer gives to this replica, and stop keeping its stream for it."""
         handle = self.handles.pop((collection, number), None)
         self.sources.pop((collection, number), None)
         if handle is not None:
@@ -343,7 +344,7 @@ class ShardManager:
     async def open(
         self, record: CollectionRecord, number: int, source: Source | None = None
     ) -> None:
-        """Open the files of a shard, which are new, or complete; a child follows its `source`."""
+        """Open a shard, whose files are new or complete; a child of a split follows its `source`."""
         await adopt_former(self._bus, record.id, number)
         shard = await self._loaded(record, number)
         handle = ShardHandle(record.id, number, shard)
@@ -378,7 +379,7 @@ class ShardManager:
             return error
 
     async def _open_again(self) -> None:
-        """Try shards that could not be opened once more, as often as their error says."""
+        """Try again to open the shards that failed to open, after the seconds that their errors give."""
         now = asyncio.get_running_loop().time()
         for key, at in list(self._again.items()):
             handle, record = self.handles.get(key), self.records.get(key[0])

@@ -1,6 +1,6 @@
 """The map of one shard: a sample of its chunks in a plane, drawn in the background, kept until the shard has changed.
 
-Reading never draws: it returns what has been drawn, and says what is to be drawn next.
+Reading never draws: `read` returns the last drawing, and asks `draw` for the next one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from services.vector_search.index.rows import Flags, Ints, RowsView, prepare
 from services.vector_search.projection import Basis, fit, sampled
 
 MOST_POINTS = 5000
-CHANGED_SHARE = 0.05  # of the rows: a map is drawn anew when more were added and deleted since
+CHANGED_SHARE = 0.05  # a map is drawn again after more than this share of rows changed
 _TITLES = ("title", "name")  # fields of metadata
 _TITLE_LENGTH = 80
 _LOOKED_UP = 200
 
 
 class Drawing(NamedTuple):
-    """A map as drawn: points with their labels, the last label there was, and whether the plane is another shard's."""
+    """A drawn map: points with their labels, the shard's last label then, and whether the plane is another shard's."""
 
     basis: Basis
     part: MapPart
@@ -37,17 +37,17 @@ class Drawing(NamedTuple):
 
 
 class ShardMap:
-    """Draws one shard; one thread calls `draw`, any number `read`. `wanted` is called when `draw` has work."""
+    """Draws a shard's map on one thread; any thread may `read`. It calls `wanted` when `draw` has work."""
 
     def __init__(self, index: Index, documents: Documents, dimension: int, clock: Clock) -> None:
         self.wanted: Callable[[], object] = _nothing
         self._index, self._documents = index, documents
         self._dimension, self._clock = dimension, clock
         self._drawing: Drawing | None = None
-        self._wish: bytes | None = None  # the plane to draw in next, b"" for the shard's own
+        self._wish: bytes | None = None  # plane of the next map; b"" is the shard's own
 
     def read(self, work: DocumentsWork) -> MapPart:
-        """Return the points of `work.ids` in `work.basis`, or what is drawn of a sample, which may be nothing yet."""
+        """Return the points of `work.ids` in `work.basis`, or the drawn sample (empty before the first drawing)."""
         if work.basis and len(work.basis) != 12 * self._dimension:
             raise InvalidRequest(
                 f"basis has {len(work.basis)} bytes; expected {12 * self._dimension}, as a map of this collection has",
@@ -68,7 +68,7 @@ class ShardMap:
         return msgspec.structs.replace(drawing.part, pending=stale, points=points)
 
     def lacks(self, work: DocumentsWork) -> bool:
-        """Return whether the map that a work asks for has not been drawn; if so, have it drawn."""
+        """Return whether the map that a work asks for is not drawn yet; if so, ask `draw` to draw it."""
         drawing, rows = self._drawing, self._index.rows.view
         if work.ids or (drawing is not None and _suits(drawing, work.basis)):
             return False
@@ -82,7 +82,7 @@ class ShardMap:
         self.wanted()
 
     def _points_of(self, work: DocumentsWork) -> list[MapPoint]:
-        """Return the points of documents, of one chunk each where `chunks` says which; the first MOST_POINTS."""
+        """Return up to MOST_POINTS points of documents: of all their chunks, or of one each, as `chunks` names them."""
         basis, points = Basis.decode(work.basis), list[MapPoint]()
         chosen = list[int | None](work.chunks) or [None] * len(work.ids)
         for name, chunk in zip(work.ids, chosen, strict=True):
@@ -101,7 +101,7 @@ class ShardMap:
     # -- background
 
     def draw(self) -> bool:
-        """Draw what was asked for last, if that has not been done; True if so."""
+        """Draw the map that was last asked for; False if there was none to draw."""
         wish, self._wish = self._wish, None
         if wish is None:
             return False
@@ -142,16 +142,16 @@ class ShardMap:
 
 
 def _nothing() -> None:
-    """Do nothing, when `draw` has work, as long as nobody listens."""
+    """Do nothing: the default of `wanted`."""
 
 
 def _suits(drawing: Drawing, basis: bytes) -> bool:
-    """Return whether a drawing is one in the plane asked for: a given one, or the shard's own."""
+    """Return whether a drawing is in the plane `basis`, or, for b"", in the shard's own plane."""
     return drawing.part.basis == basis if basis else not drawing.borrowed
 
 
 def _live(view: RowsView, labels: Ints) -> Flags:
-    """Return which labels are those of live rows."""
+    """Return for each label whether its row is live."""
     rows = np.searchsorted(view.labels[: view.size], labels)
     found = rows < view.size
     rows = np.where(found, rows, 0)
@@ -160,7 +160,7 @@ def _live(view: RowsView, labels: Ints) -> Flags:
 
 
 def _changed(drawing: Drawing, view: RowsView) -> float:
-    """Return how many rows were added and deleted since, as a share of the rows that were drawn from."""
+    """Return the rows added and deleted since the drawing, as a share of the live rows at the drawing."""
     newer = int(np.searchsorted(view.labels[: view.size], drawing.last_label, "right"))
     added = int(np.count_nonzero(view.live[newer : view.size]))
     kept = int(np.count_nonzero(view.live[:newer]))
@@ -168,7 +168,7 @@ def _changed(drawing: Drawing, view: RowsView) -> float:
 
 
 def _title(metadata: dict[str, Any] | None) -> str | None:
-    """Return the title that metadata give a document, cut to a length that fits a map; None without one."""
+    """Return a document's title or name from its metadata, cut to _TITLE_LENGTH characters; None without one."""
     for field in _TITLES:
         value = (metadata or {}).get(field)
         if isinstance(value, str) and value.strip():

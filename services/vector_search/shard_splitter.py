@@ -1,4 +1,4 @@
-"""Splits the shards of this process that their placement says to split, each replica for itself.
+"""The splitter of shards: makes both children of each shard that a placement says to split, in every replica.
 
 The two children are made from the parent's documents, and then follow its stream: each applies the part of every write
 that falls into its range of hashes. Searches and writes go to the parent until the coordinator has sealed its stream
@@ -32,14 +32,14 @@ _TABLES = (
     "INSERT INTO main.chunk SELECT * FROM parent.chunk WHERE document IN (SELECT number FROM main.document)",
     "INSERT INTO main.attribute SELECT * FROM parent.attribute WHERE document IN (SELECT number FROM main.document)",
     "INSERT INTO main.seen SELECT * FROM parent.seen",
-    # The index of texts is not copied: it is built anew, and the state that tells how far that is begins anew with it.
+    # The index of texts and the record of its progress are not copied: the child builds its own.
     "INSERT INTO main.state SELECT * FROM parent.state WHERE name NOT IN ('text_done', 'text_last')",
 )
 _log = log.get("vector_search")
 
 
 class ShardSplitter:
-    """Makes the children of one shard at a time; `why` says for each shard what the last try failed with."""
+    """Makes the children of one shard at a time; `why` holds the error of each shard's last failed try."""
 
     def __init__(self, shards: ShardManager, bus: Bus, why: dict[Key, str]) -> None:
         self._shards, self._bus, self._why = shards, bus, why
@@ -48,7 +48,7 @@ class ShardSplitter:
         self._task: asyncio.Task[None] | None = None
 
     async def step(self) -> None:
-        """Begin to make the children of a shard if none are being made; say which are in step."""
+        """Register shards whose children are in step; begin to make children of one shard if none are being made."""
         splitting = [
             (record, one, one.split)
             for record in self._shards.records.values()
@@ -70,14 +70,14 @@ class ShardSplitter:
                 return
 
     async def close(self) -> None:
-        """End what is being made."""
+        """Cancel the children in progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _in_step(self, collection: str, one: PlacedShard, split: ShardSplit) -> bool:
-        """Return whether both children have their graphs and text indexes, and have applied what the parent has."""
+        """Return whether both children have their graphs and text indexes, and all writes of the parent."""
         children = [self._shards.handles.get((collection, number)) for number in split.numbers]
         parent = self._shards.handles.get((collection, one.number))
         if parent is None or parent.shard is None:
@@ -145,9 +145,10 @@ def _make_files(
 
 
 def make_child(parent: Path, child: Path, low: int, high: int) -> None:
-    """Make a database with the documents whose hashes are from `low` to below `high`, as of one moment.
+    """Copy the documents with hashes from `low` to below `high` to a new database, as of one moment.
 
-    Labels, numbers and the applied id are the parent's, and what it has seen is kept: its writes go on in the child.
+    Labels, numbers, the applied id and the record of seen writes are the parent's, so the child can go on with its
+    stream.
     """
     connection = connect(child)
     try:

@@ -1,7 +1,7 @@
-"""Snapshots of the graph or the lists, so that a start need not build them again, and the rows that a start makes.
+"""Snapshots of a shard's graph or lists, which save a start from building them, and the rows that a start loads.
 
-The documents' database is its own snapshot once checkpointed; a graph is only a faster way to the same vectors.
-Files are written beside, synced, renamed, and named with their checksum in a manifest that is replaced last.
+The documents' database is its own snapshot once checkpointed; graph and lists can be built from it again.
+Files are written under temporary names, synced, renamed, and listed with their checksums in a manifest, replaced last.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from services.vector_search.write_log import sync_path
 
 _MANIFEST = "snapshot.json"
 _READ_BYTES = 1 << 20
-# Vectors that are read from the database at once: they are held several times while they are put in their places.
+# Bytes of vectors read from the database at once; memory holds several copies of them meanwhile.
 _PART_BYTES = 4 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """The files of the newest snapshot; checksums are xxh3-64 in hexadecimal digits.
 
-    `graph` is the file of what an index of that kind has built, and `ef` its effort.
+    `graph` is the file of the graph or lists, by `kind`, and `ef` the effort of searches.
     """
 
     applied: str
@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class SavedStructure(NamedTuple):
-    """A graph or lists, the label of each of the rows they cover, and their recall."""
+    """A graph or lists, the labels of the rows that they cover, and their recall."""
 
     structure: SearchGraph | InvertedLists
     labels: Ints
@@ -65,14 +65,14 @@ def file_sum(path: Path) -> str:
 
 
 def settle(path: Path) -> None:
-    """Sync a file written under a temporary name and give it its own."""
+    """Sync the file `<path>.tmp` and rename it to `path`."""
     temporary = path.with_name(path.name + ".tmp")
     sync_path(temporary)
     temporary.replace(path)
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the newest manifest, None if there is none that is sound."""
+    """Return the newest manifest; None if it is missing or damaged."""
     try:
         head, _, body = (directory / _MANIFEST).read_bytes().partition(b"\n")
         if head.decode() != xxhash.xxh3_64_hexdigest(body):
@@ -87,7 +87,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def save(directory: Path, saved: IndexSnapshot, applied: str) -> None:
-    """Write a snapshot and remove the one before; OSError or RuntimeError leaves that one as it was."""
+    """Write a snapshot and remove the last one; an OSError or RuntimeError leaves the last one as it was."""
     names = [directory / f"graph.{applied}.bin", directory / f"labels.{applied}.npy"]
     temporary = [path.with_name(path.name + ".tmp") for path in names]
     try:
@@ -143,7 +143,7 @@ def link(directory: Path, target: Path) -> None:
 
 
 def load(directory: Path, dimension: int, metric: Metric, threads: int) -> SavedStructure | None:
-    """Load the newest snapshot; None if there is none or it is damaged (what it holds is then built again)."""
+    """Load the newest snapshot; None if it is missing or damaged: then the graph or lists are built again."""
     manifest = read_manifest(directory)
     clean(directory, manifest)
     if manifest is None or manifest.kind not in {"graph", "ivfpq"}:
@@ -180,7 +180,7 @@ def load_rows(
     saved: SavedStructure | None,
     directory: Path | None = None,
 ) -> tuple[VectorRows, SearchGraph | InvertedLists | None, int]:
-    """Return the rows, kept in `directory` if there are many, the graph or lists if they fit them, over how many.
+    """Return the rows (in `directory` if many), the saved graph or lists if they fit the rows, and the rows they cover.
 
     A chunk whose vector is damaged is left out of searches and counted.
     """
@@ -199,7 +199,7 @@ def load_rows(
 
 
 def _fits(saved: SavedStructure, stored: Ints) -> bool:
-    """Return whether every stored label up to the last that is covered is one of those."""
+    """Return whether a saved graph or lists cover every stored label up to their last one."""
     if not len(saved.labels):
         return False
     old = stored[stored <= saved.labels[-1]]
@@ -223,7 +223,7 @@ def _beside(
     labels: Ints,
     directory: Path | None,
 ) -> VectorRows:
-    """Place chunks at the graph's rows; rows whose chunk is gone stay empty and dead."""
+    """Return rows in the order of the saved labels, newer chunks last; rows whose chunk is gone stay empty and dead."""
     rows = VectorRows(record.dimension, int(len(labels) * 1.1) + 1024, directory)
     rows.append_empty(labels)
     for part in chunks:

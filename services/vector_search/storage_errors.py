@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import SpillwayError, Unavailable
 
-# Kept free for the database's own needs (checkpoint, rollback) when the disk runs full.
+# Bytes of the disk kept free for the database's checkpoints and rollbacks.
 RESERVE_BYTES = 16 * 1024 * 1024
 
 
@@ -20,7 +20,7 @@ def reserve(directory: Path) -> None:
 
 
 def is_full(error: Exception) -> bool:
-    """True if an error of the file system or of SQLite says that there is no room."""
+    """True if an error of the file system or of SQLite means that the disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
     return isinstance(error, OSError) and error.errno in (EFBIG, ENOSPC, EDQUOT)

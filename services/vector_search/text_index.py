@@ -1,9 +1,8 @@
 """BM25 over the texts of a shard's chunks: an FTS5 table in the database of its documents, changed in their
 transactions, so a crash or a refused write leaves both equal.
 
-The table stores no text: a chunk's text is a piece of its document's, and is given again when the chunk is removed.
-Words are stemmed as English ones and compared without case and diacritics. What a language writes without spaces is
-one word.
+The table stores no text: a chunk's text is a piece of its document's, and the caller gives it again to remove the
+chunk. Words are stemmed as English, and compared without case and diacritics. Text without spaces counts as one word.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from services.vector_search.index.rows import Flags, Floats, Ints
 
-# `detail=full` and `columnsize=1`, the defaults, since BM25 needs a word's count in a text and the text's length.
+# The defaults `detail=full` and `columnsize=1` keep a word's count in a text and the text's length, for BM25.
 _TABLE = (
     "CREATE VIRTUAL TABLE passage USING fts5"
     "(text, content='', tokenize='porter unicode61 remove_diacritics 2')"
@@ -37,9 +36,9 @@ MAX_WORDS = 64
 MAX_SCORED = 20_000  # chunks times words; scoring one takes about a microsecond
 PIECE = 1000
 _BATCH = 1024
-_COUNTS_KEPT = 4096  # words whose counts are kept
-_COUNTS_AGE = 1 / 16  # counts are read again once the shard has grown or shrunk by this share
-_COUNTED_ANEW = 1000  # in a shard with fewer chunks, words are counted at each search
+_COUNTS_KEPT = 4096  # words with counts in memory
+_COUNTS_AGE = 1 / 16  # counts are read again after the shard's size changed by this share
+_COUNTED_ANEW = 1000  # a shard with fewer chunks counts words at each search
 
 
 class TextMatches(NamedTuple):
@@ -56,10 +55,10 @@ def words_of(text: str) -> list[str]:
 
 
 def searched(counts: Mapping[str, int], texts: int) -> list[str]:
-    """Return the words worth looking for, the rarest first, given how many of all texts hold each.
+    """Return the words to search for, the rarest first; each word occurs in `counts` of the `texts` texts.
 
-    BM25 gives no weight to words in more than half of the texts. Further words are left out where more than MAX_SCORED
-    matches would have to be scored. Of the words that occur at all one always stays.
+    Words in more than half of the texts are left out, as BM25 gives them no weight, and so are words after which more
+    than MAX_SCORED matches would have to be scored. The rarest word that occurs always stays.
     """
     known = sorted((word for word, count in counts.items() if count), key=counts.__getitem__)
     kept: list[str] = []
@@ -73,8 +72,7 @@ def searched(counts: Mapping[str, int], texts: int) -> list[str]:
 
 
 class TextIndex:
-    """The index over the chunks' texts of one database: changed through `writer`, in the caller's transactions, and
-    searched through connections that `reader` lends.
+    """The index of one database's texts: `writer` changes it in the caller's transactions, `reader` lends connections.
 
     A database from before this index has `pending` chunks, which `build` adds in pieces.
     """
@@ -87,8 +85,8 @@ class TextIndex:
         self._writer = writer
         self._reader = reader
         self._counts: dict[str, int] = {}
-        self._counted = 0  # chunks when the counts were begun
-        self.count = 0  # about how many texts the last search found here; 0 only if there are none
+        self._counted = 0  # the number of chunks when counting began
+        self.count = 0  # texts at the last count, about; 0 only if there are none
         self._create()
         self.load()
 
@@ -105,7 +103,7 @@ class TextIndex:
         self._writer.execute("COMMIT")
 
     def load(self) -> None:
-        """Read again how far older chunks have been added, as after a rollback."""
+        """Read again how many older chunks have been added, as after a rollback."""
         rows = self._writer.execute(
             "SELECT name, value FROM state WHERE name IN ('text_done', 'text_last')"
         )
@@ -130,7 +128,7 @@ class TextIndex:
 
     @property
     def pending(self) -> int:
-        """Labels of older chunks that have still to be added."""
+        """The number of older labels that `build` has not passed yet."""
         return self._last - self._done
 
     @property
@@ -157,9 +155,9 @@ class TextIndex:
     def search(
         self, text: str, most: int, chunks: int, keep: Callable[[Ints], Flags] | None = None
     ) -> TextMatches:
-        """Return up to `most` chunks that hold a word of the text; `chunks` is about how many there are in all.
+        """Return up to `most` chunks that hold a word of the text; the shard has about `chunks` chunks.
 
-        `keep` says which labels count; it is called after the state that is read has been fixed.
+        `keep` returns a flag for each label, True for those to return; it is called once the database's state is fixed.
         """
         with self._reader() as reader:
             return self._searched(reader, text, most, chunks, keep)
@@ -195,7 +193,7 @@ class TextIndex:
     def _counts_of(
         self, reader: sqlite3.Connection, words: Sequence[str], chunks: int
     ) -> dict[str, int]:
-        """Return about how many chunks hold each word; counts of a large shard are kept until it has changed a bit."""
+        """Return about how many chunks hold each word; a large shard keeps the counts until its size changes."""
         changed = abs(chunks - self._counted) > _COUNTS_AGE * self._counted
         full = len(self._counts) > _COUNTS_KEPT
         if changed or full or not self.count or chunks < _COUNTED_ANEW:
@@ -206,7 +204,7 @@ class TextIndex:
         found: dict[str, int] = {}
         for word in words:
             count = kept.get(word)
-            if not count:  # a word that was nowhere may have come since
+            if not count:  # a word without texts may have got some since
                 query = "SELECT count(*) FROM passage WHERE passage MATCH ?"
                 count = kept[word] = reader.execute(query, (f'"{word}"',)).fetchone()[0]
             found[word] = count

@@ -14,7 +14,7 @@ from services.vector_search.write_log import EntryId
 
 
 def encoded(write: Write) -> bytes | None:
-    """Return a write as the log keeps it, None if it cannot be encoded."""
+    """Return a write as the log's bytes; None if the write cannot be encoded."""
     try:
         return encode(write)
     except (ValueError, TypeError, OverflowError):
@@ -22,7 +22,7 @@ def encoded(write: Write) -> bytes | None:
 
 
 def vectors_of(write: Write, record: CollectionRecord) -> Floats | None:
-    """Return the vectors of all chunks as rows to index, None if anything does not fit the collection."""
+    """Return the vectors of all chunks as rows to index; None if a vector does not fit the collection."""
     size = record.dimension * 4
     for document in write.upserts:
         end = len(document.text) if document.text is not None else None

@@ -22,7 +22,7 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
 def parse_id(text: str) -> EntryId:
-    """Parse `ms-seq`; ids compare numerically. ValueError if it is not one."""
+    """Parse an id `ms-seq` to numbers, by which ids compare; ValueError for other text."""
     ms, _, seq = text.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not seq or (seq.isascii() and seq.isdigit()))):
         raise ValueError(f"entry id {text!r}: expected <milliseconds>-<sequence>")
@@ -69,7 +69,7 @@ def _scan(data: bytes) -> Iterator[tuple[int, EntryId, bytes]]:
 class WriteLog:
     """The log in one directory; one writer. Opening it cuts off a damaged tail.
 
-    `append` writes, `sync` makes what was appended durable, `rollback` takes back what was not synced.
+    `append` writes a record, `sync` makes appended records durable, `rollback` takes back unsynced ones.
     OSError passes through (disk full): after it, call `rollback`.
     """
 
@@ -145,7 +145,7 @@ class WriteLog:
             self._synced = self._size
 
     def rollback(self, size: int | None = None) -> None:
-        """Forget what was appended after `size` bytes of the current segment (default: the last sync)."""
+        """Remove the records after `size` bytes of the current segment (default: after the last sync)."""
         size = self._synced if size is None else size
         if self._fd < 0:
             return
