@@ -88,27 +88,26 @@ class Portal:
         except RuntimeError:
             work.close()
             raise
-        begun: list[asyncio.Task[Any] | None] = []
+        begun: list[asyncio.Task[Any]] = []
 
         async def noted() -> R:
-            begun.append(asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            begun.append(task)
             return await work
 
         async def cancel() -> None:
             for task in begun:
-                if task is not None:
-                    task.cancel()
+                task.cancel()
 
         try:
             return asyncio.run_coroutine_threadsafe(noted(), loop).result()
         except concurrent.futures.CancelledError:
             raise errors.APIConnectionError("the client was closed during the call") from None
-        except Exception:
-            raise
-        except (
-            BaseException
-        ):  # KeyboardInterrupt reaches only this thread, maybe before it has the future
-            asyncio.run_coroutine_threadsafe(cancel(), loop)
+        except BaseException:
+            # Raised in this thread by an interrupt or a signal's handler, maybe before the work has begun.
+            if not any(task.done() for task in begun):
+                asyncio.run_coroutine_threadsafe(cancel(), loop)
             raise
 
     def close(self) -> None:

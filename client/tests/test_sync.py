@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -189,8 +189,22 @@ def test_an_interrupt_ends_the_work(beside: Generator) -> None:
     assert beside.cancelled == ["chat.m~0~0"]
 
 
-def test_an_interrupted_stream_ends_before_it_is_closed() -> None:
-    """Ctrl-C while a stream waits for its next piece is a KeyboardInterrupt, however long the stream takes to end."""
+def _too_late(*_: object) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [(signal.default_int_handler, KeyboardInterrupt), (_too_late, TimeoutError)],
+)
+def test_an_interrupted_stream_ends_before_it_is_closed(
+    handler: Callable[..., None], error: type[BaseException]
+) -> None:
+    """A signal while a stream waits for its next piece raises its handler's error, however long the stream takes.
+
+    Ctrl-C is such a signal; a program's own limit of time is another.
+    """
+    before = signal.signal(signal.SIGINT, handler)
     ended: list[bool] = []
 
     async def nothing() -> None:
@@ -208,8 +222,9 @@ def test_an_interrupted_stream_ends_before_it_is_closed() -> None:
             ended.append(True)
 
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             list(iterated(portal, pieces()))
         assert ended == [True]
     finally:
+        signal.signal(signal.SIGINT, before)
         portal.close()
