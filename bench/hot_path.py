@@ -1,4 +1,6 @@
-"""The code that each row measures: a row is stale once one of these files is not what was measured.
+"""The code that each row measures: a row is stale once the code of one of these files is not what was measured.
+
+Comments, docstrings and blank lines of Python files are no code: a row stays fresh when only they change.
 
 A path is a file, or a folder with all that is in it; one after "!" is left out again. A request of embeddings passes no
 file that is there for chat or search alone, so that a change of such a file says nothing of what was measured.
@@ -9,12 +11,15 @@ the tree that was measured, where that is among the latest commits: its own path
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import io
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tokenize
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +114,7 @@ def hot_path(row: str) -> dict[str, Any]:
 
 
 def digest(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Return a digest of the names and contents of all code files under these paths, sorted."""
+    """Return a digest of the names and the code of all code files under these paths, sorted."""
     found, given = hashlib.blake2b(digest_size=16), list(paths)
     out = [root / path[1:] for path in given if path.startswith("!")]
     for path in given:
@@ -118,8 +123,41 @@ def digest(paths: Iterable[str], root: Path = ROOT) -> str:
         for file in files:
             left_out = any(file == each or each in file.parents for each in out)
             if file.suffix in _CODE and not left_out:
-                found.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes() + b"\0")
+                found.update(f"{file.relative_to(root)}\n".encode() + _code(file) + b"\0")
     return found.hexdigest()
+
+
+def _code(file: Path) -> bytes:
+    """Return a file without what no program does; files of other languages than Python as they are."""
+    text = file.read_bytes()
+    return python_code(text.decode()).encode() if file.suffix == ".py" else text
+
+
+@functools.cache  # dozens of rows name the same files
+def python_code(text: str) -> str:
+    """Return the lines of a Python module without comments, docstrings and blank lines.
+
+    The result is the same under every version of Python that reads the module: its parser tells places alone.
+    SyntaxError for a text that is no Python.
+    """
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+                and not lines[first.lineno - 1][: first.col_offset].strip()
+            ):
+                assert first.end_lineno is not None
+                for row in range(first.lineno - 1, first.end_lineno):
+                    lines[row] = ""
+    return "\n".join(kept for line in lines if (kept := line.rstrip()))
 
 
 def stale(document: Mapping[str, Any], root: Path = ROOT) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -135,6 +136,39 @@ def test_changed_code_makes_a_row_stale(tmp_path: Path) -> None:
     (code / "new.cpp").write_text("")
     assert hot_path.stale({"hot_path": kept}, tmp_path)
     assert hot_path.stale({}, tmp_path)
+
+
+def test_words_about_code_make_no_row_stale() -> None:
+    """Comments, docstrings and blank lines may change; strings that a program uses may not."""
+    before = '''
+        class Lane:
+            """A lane.
+
+            Of two lines.
+            """
+
+            def name(self):  # why
+                # a line of its own
+                return "#1" + """
+                two # lines
+                """
+    '''
+    after = '''
+        class Lane:
+            """A queue of jobs."""
+            def name(self):
+                """Return a name."""
+                return "#1" + """
+                two # lines
+                """  # all of it
+    '''
+    code, same = (hot_path.python_code(textwrap.dedent(text)) for text in (before, after))
+    assert code == same
+    assert code.splitlines()[-2].strip() == "two # lines"
+    assert hot_path.python_code(textwrap.dedent(after).replace("two #", "three #")) != code
+    assert (
+        hot_path.python_code("class Lane: 'a lane'; depth = 3") == "class Lane: 'a lane'; depth = 3"
+    )
 
 
 def test_code_that_is_left_out_makes_no_row_stale(tmp_path: Path) -> None:
