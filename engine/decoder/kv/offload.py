@@ -67,6 +67,7 @@ class OffloadManager:
                 cache.ttl_s,
                 clock,
             )
+        self._passages = executor.passages
         self._wake, self._clock = wake, clock
         self._saving = 0
 
@@ -108,11 +109,13 @@ class OffloadManager:
             await self.write_back.drain(seconds)
 
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
-        """Forget pages, or (None) all pages; return how many pages the device had, and how many the host had.
+        """Forget pages, or (None) all pages and all passages computed alone; return how many pages the device had, and how many the host had.
 
         Returns once no fetch for sequences that have left and no write of these pages is in progress.
         """
         if ids is None:
+            if self._passages is not None:
+                self._passages.clear()
             ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
         if self.prefetcher is not None:
             await self.prefetcher.let_end()
