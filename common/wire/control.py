@@ -16,8 +16,8 @@ class Extend(Message, frozen=True, tag="extend"):
 
     Positions are those of the prompt at the job's admission: each extension replaces the one before it, so one may be
     left out. A message without a change (`removed` 0, no `tokens`) keeps the current prompt, and lets a generation that
-    waits for this number go on. The sender's `note` is logged with the extension. `spans` are those of the prompt that a
-    change makes (see `GenerateWork`), all of them, counted in that prompt.
+    waits for this number go on. The sender's `note` is logged with the extension. `spans` are all those of the prompt
+    that a change makes (see `GenerateWork`), counted in that prompt.
     """
 
     number: int

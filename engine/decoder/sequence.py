@@ -26,8 +26,8 @@ class TokenSequence:
     (LongRoPE; 0: never). A sequence is `long` if its pages are those of such a text. A sequence that has `outgrown` the
     short context begins again, and computes all positions anew, as transformers does.
 
-    `spans` are the ranges of positions of passages whose keys and values are computed alone, behind the first token, and
-    put into their places: an approximation. So pages from the first span on have no ids: no other sequence finds them.
+    `spans` are the ranges of positions of passages whose keys and values are computed alone, behind the first token,
+    and put into their places: an approximation. So pages from the first span on have no ids, and are found by nobody.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def prompt_of(
 
 def oracle(model: Any, tokens: Sequence[int], spans: Sequence[Span]) -> torch.Tensor:
     """Return transformers' logits (rows, vocabulary) of all tokens outside of spans, the passages computed alone."""
-    import transformers  # noqa: PLC0415 - slow to import
+    import transformers
 
     kept, rows, at = transformers.DynamicCache(config=model.config), [], 0
     with torch.inference_mode():

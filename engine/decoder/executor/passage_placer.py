@@ -108,7 +108,7 @@ class PassagePlacer:
 
 
 def taken(pool: PageMemory, pages: Sequence[int], layer: int, count: int) -> Tensor:
-    """Return keys and values, (2, count - 1, kv heads, dim), of the first `count` tokens of pages but the very first."""
+    """Return keys and values, (2, count - 1, kv heads, dim), of `count` tokens of pages without the first."""
     found = unpack(read_layer(pool, pages, layer, _CPU))  # (pages, 2, kv heads, PAGE, dim)
     return torch.stack([half.transpose(1, 2).flatten(0, 1)[1:count] for half in found.unbind(1)])
 

@@ -109,7 +109,9 @@ class OffloadManager:
             await self.write_back.drain(seconds)
 
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
-        """Forget pages, or (None) all pages and all passages computed alone; return how many pages the device had, and how many the host had.
+        """Forget pages, or (None) all pages; return how many pages the device had, and how many the host had.
+
+        With all pages go all passages that were computed alone.
 
         Returns once no fetch for sequences that have left and no write of these pages is in progress.
         """

@@ -283,8 +283,8 @@ def generation(
     """Return the job of a chat; `messages`, if given, replace the request's messages, for instance to add passages.
 
     `retrieval` is the `retrieval` object that the session keeps. `forced` is an answer that is given instead of a
-    computed one. `spans` are those of passages in the prompt that are computed alone. `spec` is this process' spec of `ask.model`. `turn` is the session's turn, if the messages include the
-    session's history. Errors name `param`.
+    computed one. `spans` are those of passages in the prompt that are computed alone. `spec` is this process' spec of
+    `ask.model`. `turn` is the session's turn, if the messages include the session's history. Errors name `param`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history, ask.tools)

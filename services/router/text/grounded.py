@@ -17,7 +17,7 @@ from common.wire.workflows import ChatRequest, SearchRequest
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
-from services.router.text.passage_spans import Span, passage_spans
+from services.router.text.passage_spans import PassageSpan, passage_spans
 from services.router.text.passages import (
     Passage,
     budget,
@@ -247,7 +247,7 @@ def _build(
     *,
     forced: bool = True,
     retrieval: dict[str, Any] | None = None,
-    spans: Sequence[Span] = (),
+    spans: Sequence[PassageSpan] = (),
 ) -> GenerationSpec:
     assert ask.retrieval is not None
     if passages or not forced:
@@ -261,7 +261,7 @@ def _build(
 
 def spans_of(
     ask: ChatRequest, spec: Spec, history: SessionHistory | None, passages: Sequence[Passage]
-) -> list[Span]:
+) -> list[PassageSpan]:
     """Return the spans of the passages in a chat's prompt, if the chat asks for passages that are computed alone."""
     if ask.retrieval is None or not ask.retrieval.precomputed or not passages:
         return []

@@ -12,9 +12,9 @@ from services.router.text.passages import Passage
 from services.router.text.templates import Messages, PromptSegment, Tools
 from services.router.text.tokens import Spec, load
 
-Span = tuple[int, int]
-# Private characters, of which the first two that no passage has mark a passage's ends.
-_MARKS = [chr(0xE000 + at) for at in range(64)]
+PassageSpan = tuple[int, int]
+# Private characters, of which the first two that the prompt does not have mark a passage's ends.
+_MARKS = [chr(0xF100 + at) for at in range(64)]
 
 
 def passage_spans(
@@ -23,34 +23,29 @@ def passage_spans(
     passages: Sequence[Passage],
     history: SessionHistory | None = None,
     tools: Tools = (),
-) -> list[Span]:
+) -> list[PassageSpan]:
     """Return the tokens [begin, end) of each passage in the prompt that `chat_prompt` makes of `messages_of(passages)`.
 
     A token on the edge of a passage belongs to it. The prompt's first and last token belong to none, and a passage
     without a token is left out. InvalidRequest `unsupported` if the templates do not show the passages' texts as they
     are, once and in this order, so that their places cannot be told.
     """
-    ends = _free_marks(passages)
     held, plain = prompt_segments(spec, messages_of(passages), history, tools)
+    ends = _free_marks(spec, plain)
     _, marked = prompt_segments(
         spec, messages_of([_between(passage, ends) for passage in passages]), history, tools
     )
     texts, places = _unmarked(marked, ends)
     if texts != [segment.text for segment in plain] or len(places) != len(passages):
-        raise _untold(spec, "its template changes them")
+        raise _untold(spec, "a template changes their texts")
     return _tokens(spec, held, plain, places)
 
 
-def _free_marks(passages: Sequence[Passage]) -> tuple[str, str]:
-    used = {character for passage in passages for character in passage.text if character in _MARKS}
+def _free_marks(spec: Spec, segments: Sequence[PromptSegment]) -> tuple[str, str]:
+    used = set().union(*(segment.text for segment in segments))
     free = [mark for mark in _MARKS if mark not in used]
     if len(free) < 2:
-        raise InvalidRequest(
-            "retrieval.precomputed: the passages hold too many private characters for their places to be told; "
-            "leave it out",
-            code="unsupported",
-            param="retrieval.precomputed",
-        )
+        raise _untold(spec, "they hold too many private characters")
     return free[0], free[1]
 
 
@@ -89,10 +84,10 @@ def _tokens(
     held: Sequence[int],
     segments: Sequence[PromptSegment],
     places: Sequence[tuple[int, int, int]],
-) -> list[Span]:
+) -> list[PassageSpan]:
     """Return the tokens of the characters at `places`; they rise, and leave out the first token and the last."""
     encoder, first = load(spec.path), len(held)
-    found: list[Span] = []
+    found: list[PassageSpan] = []
     for number, (text, written) in enumerate(segments):
         ids, offsets = encoder.located(text, written=written)
         for begin, end in (place[1:] for place in places if place[0] == number):
@@ -100,10 +95,10 @@ def _tokens(
             if within:
                 found.append((first + within[0], first + within[-1] + 1))
         first += len(ids)
-    spans: list[Span] = []
+    spans: list[PassageSpan] = []
     least = 1
-    for begin, end in found:
-        begin, end = max(begin, least), min(end, first - 1)
+    for found_begin, found_end in found:
+        begin, end = max(found_begin, least), min(found_end, first - 1)
         if begin < end:
             spans.append((begin, end))
             least = end
@@ -112,8 +107,7 @@ def _tokens(
 
 def _untold(spec: Spec, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"retrieval.precomputed: the places of passages in the prompts of {spec.name} cannot be told: {why}; "
-        "leave it out",
+        f"retrieval.precomputed: where passages lie in this prompt of {spec.name} cannot be told: {why}; leave it out",
         code="unsupported",
         param="retrieval.precomputed",
     )

@@ -14,7 +14,7 @@ from services.router.text.chats import SessionHistory, chat_prompt
 from services.router.text.collections import query_words
 from services.router.text.grounded import PassageSlot, grounded_messages, readable, spans_of
 from services.router.text.intervals import NO_CHANGE, Splice, shifted, splice, window
-from services.router.text.passage_spans import Span
+from services.router.text.passage_spans import PassageSpan
 from services.router.text.passages import Passage, budget, passages_of
 from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
@@ -40,7 +40,7 @@ class Replacement(NamedTuple):
     passages: list[Passage]
     splice: Splice = NO_CHANGE
     kept: Kept | None = None
-    spans: Sequence[Span] = ()
+    spans: Sequence[PassageSpan] = ()
 
 
 def window_query(

@@ -32,7 +32,7 @@ from services.router.responses.answer_sources import follow
 from services.router.text.chats import SessionHistory
 from services.router.text.grounded import GroundedSpec
 from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Splice, budget_s
-from services.router.text.passage_spans import Span
+from services.router.text.passage_spans import PassageSpan
 from services.router.text.passages import Passage, passage_rows
 from services.router.text.replacements import Replacement, replacement, window_query
 from services.router.text.tokens import Spec
@@ -178,7 +178,7 @@ class IntervalRetrieval:
     async def _retrieve(self, number: int) -> None:
         """Make one retrieval and send its passages; an error of the retrieval alone keeps the former passages."""
         attempt = _Attempt(self._workflow.context.bus.clock)
-        kept, change, spans = "same", NO_CHANGE, list[Span]()
+        kept, change, spans = "same", NO_CHANGE, list[PassageSpan]()
         try:
             made = await self._found(number, attempt)
             if made.kept is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +129,7 @@ def test_logits_are_those_of_transformers(
 
 
 def test_a_passage_computed_again_has_the_same_bits(tmp_path: Path) -> None:
-    """Found in the store, computed anew, or placed in pieces: the same bits, and the store's counts say which it was."""
+    """Found in the store, computed anew, or placed in pieces: the same bits; the store's counts say which it was."""
     _, executor = made(tmp_path, compiled=True)
     _, forgetful = made(tmp_path / "again", compiled=True, passage_bytes=0)
     tokens, spans = prompt_of(PASSAGES)
@@ -223,13 +222,19 @@ class Runs:
         self._order = 0
 
     def begin(
-        self, prompt: Sequence[int], spans: Sequence[Span], *, scope: str = "t", n: int = 1
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[Span],
+        *,
+        scope: str = "t",
+        n: int = 1,
+        new: int = NEW,
     ) -> Generation:
         self._order += 1
         request = GenerationRequest(
             f"r{self._order}",
             [prompt],
-            StopRules(NEW),
+            StopRules(new),
             root_id(self.executor.fingerprint, scope),
             sampling=SamplingParams(temperature=0.0),
             spans=spans,
@@ -314,12 +319,12 @@ async def test_a_sequence_that_loses_its_pages_says_the_same(
     device: DeviceQueue, tmp_path: Path
 ) -> None:
     """Sequences are preempted by others and begin again, passages included, with what they had said."""
-    _, executor = made(tmp_path, pages=12)
-    prompts = [prompt_of(PASSAGES[: 1 + at % 2], seed=20 + at) for at in range(5)]
-    alone = [await Runs(executor, device).told(*each) for each in prompts]
+    _, executor = made(tmp_path, pages=14)
+    prompts = [prompt_of(PASSAGES[:1], seed=20 + at) for at in range(5)]
+    alone = [await Runs(executor, device).told(*each, new=90) for each in prompts]
 
     runs = Runs(executor, device)
-    together = [runs.begin(*each) for each in prompts]
+    together = [runs.begin(*each, new=90) for each in prompts]
     await runs.end()
     assert [each.choices[0].tokens for each in together] == alone
     assert runs.engine.scheduler.preemptions > 0
@@ -365,17 +370,29 @@ async def test_replaced_passages_are_those_of_a_new_prompt(
 async def test_a_passage_that_is_not_finite_fails_its_request_alone(
     device: DeviceQueue, tmp_path: Path
 ) -> None:
-    """Its keys are neither placed nor kept, and another request of the same step goes on."""
-    model, executor = made(tmp_path)
-    spoiled = 77
+    """Its keys are neither placed nor kept; a request of the same step, and one without the passage, go on."""
+    spoiled, family = 77, "llama"
+    model = random_models.write(
+        tmp_path, family, random_models.settings(family, 3) | {"tie_word_embeddings": False}
+    )
     with torch.no_grad():
-        executor._decoder  # noqa: B018 - the weights are those of the file
-    del spoiled, model
+        model.model.embed_tokens.weight[spoiled] = float("nan")
+    model.save_pretrained(tmp_path)
+    executor = TorchExecutor.load(
+        str(tmp_path), device="cpu", dtype="fp32", threads=1, kv_bytes=8 << 20
+    )
+    tokens, spans = prompt_of([[4] * 20], seed=3, after=3)
+    assert spoiled not in tokens
+    bad, places = prompt_of([[4, spoiled, 5]], seed=3, after=3)
     runs = Runs(executor, device)
-    tokens, spans = prompt_of(PASSAGES)
     expected = await runs.told(tokens, spans)
-    assert expected
+    store = executor.passages
+    assert store is not None
+    held = store.bytes
 
-
-def test_fields_are_as_documented() -> None:
-    assert dataclasses is not None
+    failing, going = runs.begin(bad, places), runs.begin(tokens, spans)
+    await runs.end()
+    assert failing.failure is not None
+    assert "passage of 3 tokens are not finite" in failing.failure.message
+    assert going.choices[0].tokens == expected
+    assert store.bytes == held
