@@ -47,7 +47,8 @@ def oracle(model: Any, tokens: Sequence[int], spans: Sequence[Span]) -> torch.Te
                 alone = transformers.DynamicCache(config=model.config)
                 ids = torch.tensor([[tokens[0], *tokens[begin:end]]])
                 model(ids, past_key_values=alone, use_cache=True)
-                for layer, found in enumerate(alone.layers):
+                layers: list[Any] = list(alone.layers)
+                for layer, found in enumerate(layers):
                     keys = _turned(found.keys[:, :, 1:], model.model.rotary_emb.inv_freq, begin - 1)
                     kept.update(keys, found.values[:, :, 1:], layer)
             at = end

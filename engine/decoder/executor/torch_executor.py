@@ -122,7 +122,9 @@ class TorchExecutor:
             alone = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
             self._placer = PassagePlacer(alone, self._pools[0], passage_bytes)
         self.precomputes = self._placer is not None
-        self.passages: border.PassageCounts | None = self._placer and self._placer.store
+        self.passages: border.PassageCounts | None = None
+        if self._placer is not None:
+            self.passages = self._placer.store
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype

@@ -207,6 +207,28 @@ def test_models_whose_keys_cannot_be_turned_say_so(
         logits(executor, tokens, spans)
 
 
+def test_attention_on_the_host_says_so(tmp_path: Path) -> None:
+    """A step may copy pages that it would have to write first, so a worker with attention on the host refuses."""
+    random_models.write(tmp_path, "llama", random_models.settings("llama", 3))
+    executor = TorchExecutor.load(
+        str(tmp_path),
+        device="cpu",
+        dtype="fp32",
+        threads=1,
+        kv_bytes=4 << 20,
+        host_bytes=4 << 20,
+        host_threads=1,
+    )
+    assert not executor.precomputes
+    tokens, spans = prompt_of(PASSAGES)
+    text = sequence(tokens, spans)
+    computed, places = text.placed(range(len(tokens)))
+    pages = [list(range(-(-len(tokens) // PAGE)))]
+    with pytest.raises(ValueError, match="places no passages"):
+        executor.execute_staged([SequenceInput(text.at(computed), computed, pages, places=places)])
+    executor.close()
+
+
 # -- the engine ------------------------------------------------------------------------------------------
 
 
@@ -255,7 +277,9 @@ class Runs:
         generation = self.begin(prompt, spans, **more)
         await self.end()
         assert generation.failure is None, generation.failure
-        return generation.choices[0].tokens
+        first, *others = (list(choice.tokens) for choice in generation.choices)
+        assert others == [first] * len(others)
+        return first
 
 
 @pytest.fixture
@@ -362,9 +386,9 @@ async def test_replaced_passages_are_those_of_a_new_prompt(
     while len(exact.choices[0].tokens) < 8:
         await runs.engine.step()
     runs.engine.rewrite(exact.choices[0], tokens, [])  # the same tokens, now computed in the prompt
-    before = list(exact.choices[0].tokens)
+    drawn = list(exact.choices[0].tokens)
     await runs.end()
-    fresh = random_models.oracle(model, [*tokens, *before])[-1]
+    fresh = random_models.oracle(model, [*tokens, *drawn])[-1]
     assert exact.choices[0].tokens[8] == int(fresh.argmax())
 
 
@@ -372,21 +396,21 @@ async def test_a_passage_that_is_not_finite_fails_its_request_alone(
     device: DeviceQueue, tmp_path: Path
 ) -> None:
     """Its keys are neither placed nor kept; a request of the same step, and one without the passage, go on."""
-    spoiled = 77
     _, executor = made(tmp_path, tie_word_embeddings=False)
     decoder = executor._decoder
     assert not isinstance(decoder, GraphedDecoder)
-    with torch.inference_mode():
-        decoder._embed[spoiled] = float("nan")  # files with such weights are refused
     tokens, spans = prompt_of([[4] * 20], seed=3, after=3)
-    assert spoiled not in tokens
-    bad, places = prompt_of([[4, spoiled, 5]], seed=3, after=3)
     runs = Runs(executor, device)
     expected = await runs.told(tokens, spans)
-    assert spoiled not in expected
     store = executor.passages
     assert store is not None
     held = store.bytes
+    spoiled = next(
+        at for at in range(3, random_models.VOCABULARY) if at not in {*tokens, *expected}
+    )
+    with torch.inference_mode():
+        decoder._embed[spoiled] = float("nan")  # files with such weights are refused
+    bad, places = prompt_of([[4, spoiled, 5]], seed=3, after=3)
 
     failing, going = runs.begin(bad, places), runs.begin(tokens, spans)
     await runs.end()

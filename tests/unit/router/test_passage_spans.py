@@ -54,7 +54,7 @@ def spec_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Spec]:
     def made(tokenizer: bytes | None = None, **changes: object) -> Spec:
         path = tmp_path_factory.mktemp("spec") / "tokenizer.json"
         path.write_bytes(tokenizer or byte_tokenizer().to_str().encode())
-        facts = msgspec.structs.asdict(card(**changes))
+        facts = msgspec.structs.asdict(msgspec.structs.replace(card(), **changes))
         return Spec(**facts, path=str(path))
 
     return made
