@@ -131,6 +131,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     prompt_lookup: bool = True
     kv_bytes: Count = 0
     host_kv_bytes: Share = "auto"
+    passage_kv_bytes: Count = 256 << 20
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
     host_cores: str = ""
     # The address at which a gpu_worker and its helper (role host) meet: the path of a Unix socket, relative to the data

@@ -51,12 +51,13 @@ class ChatOptions(SamplingOptions, total=False):
     """The options of chat alone.
 
     `retrieval` grounds the answer in a collection: its name, or {"collection", "k", "filter", "min_score",
-    "include_passages", "mode", "mmr", "rewrite", "rerank", "effort", "place", "interval", "stale", "late", "shift"};
-    `rewrite` and `rerank` are True or objects, and with an `interval` of tokens the passages are found anew while the
-    answer is written. `session` is the id of a session: `messages` then hold only the new messages. A session answers
-    one turn at a time: during a turn, another one waits with `wait`, else it gets ConflictError (`session_busy`).
-    `keep_partial` keeps the answer so far of a cancelled or failed turn. `tools` are functions that the model may call,
-    in OpenAI's shape; `ChatMessage.as_dict` makes the answer a message for the next request.
+    "include_passages", "mode", "mmr", "rewrite", "rerank", "effort", "place", "precomputed", "interval", "stale",
+    "late", "shift"}; `rewrite` and `rerank` are True or objects, and with an `interval` of tokens the passages are
+    found anew while the answer is written. `session` is the id of a session: `messages` then hold only the new
+    messages. A session answers one turn at a time: during a turn, another one waits with `wait`, else it gets
+    ConflictError (`session_busy`). `keep_partial` keeps the answer so far of a cancelled or failed turn. `tools` are
+    functions that the model may call, in OpenAI's shape; `ChatMessage.as_dict` makes the answer a message for the next
+    request.
     """
 
     max_completion_tokens: int

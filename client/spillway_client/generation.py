@@ -66,7 +66,8 @@ class RetrievalRecord:
 class Retrieval:
     """The passages found for a grounded answer; with `found` 0 the answer says that nothing was found.
 
-    With `extractive` the answer quotes the passages, since the model cannot read such texts. `retrievals` list the
+    With `extractive` the answer quotes the passages, since the model cannot read such texts. With `approximate` the
+    passages were computed alone, without what stands before them in the prompt (`precomputed`). `retrievals` list the
     passages of the prompt over time, if the search was repeated while the answer was written. `stages` are the stages
     before the answer's first token. `rewrite` has the query that a follow-up question became, and `rerank` the number
     of scored hits; both are empty unless requested.
@@ -76,6 +77,7 @@ class Retrieval:
     found: int = 0
     passages: list[Passage] = field(default_factory=list)
     extractive: bool = False
+    approximate: bool = False
     retrievals: list[RetrievalRecord] = field(default_factory=list)
     stages: list[StageRun] = field(default_factory=list)
     rewrite: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ class ModelCard(Message, frozen=True):
     context; `sampling` holds its default parameters; `stop_ids` end its turns; `grounding_template` renders passages
     and question into one user message (empty: the router's own template); `reads` is the least average number of
     characters per token of passages that the model can read (0: any text); `grammars` is True if its workers can bind
-    an answer to a grammar.
+    an answer to a grammar; `precomputes` is True if its workers can compute passages alone and put them into prompts.
     """
 
     name: str
@@ -41,3 +41,4 @@ class ModelCard(Message, frozen=True):
     stop_ids: list[int] = []
     sampling: SamplingParams = SamplingParams()
     grammars: bool = False
+    precomputes: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -15,7 +16,8 @@ class Extend(Message, frozen=True, tag="extend"):
 
     Positions are those of the prompt at the job's admission: each extension replaces the one before it, so one may be
     left out. A message without a change (`removed` 0, no `tokens`) keeps the current prompt, and lets a generation that
-    waits for this number go on. The sender's `note` is logged with the extension.
+    waits for this number go on. The sender's `note` is logged with the extension. `spans` are all those of the prompt
+    that a change makes (see `GenerateWork`), counted in that prompt.
     """
 
     number: int
@@ -23,6 +25,7 @@ class Extend(Message, frozen=True, tag="extend"):
     removed: int = 0
     tokens: list[int] = []
     note: bytes = b""
+    spans: list[tuple[int, int]] = []
 
     @property
     def changes(self) -> bool:
@@ -65,6 +68,22 @@ class Applied(Struct, frozen=True):
     tokens: int
     extension: Extend
     at: int = 0
+
+
+def span_problem(spans: Sequence[tuple[int, int]], length: int) -> str:
+    """Return what is wrong with the spans of a prompt of `length` tokens; empty if nothing is.
+
+    Spans must rise without overlapping, and leave out the first and the last token, which are always computed.
+    """
+    before = 1
+    for begin, end in spans:
+        if not before <= begin < end <= length - 1:
+            return (
+                f"a passage's span is {begin} to {end}: expected at least one token from {before} to {length - 1}, "
+                "rising, without the prompt's first and last token"
+            )
+        before = end
+    return ""
 
 
 _control = msgspec.msgpack.Decoder(Control)

@@ -45,7 +45,8 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     `forced` is an answer to give instead of computing one. `scope` keeps tenants' pages apart. A generation with `low`
     priority waits for all others. The text of every choice matches `grammar`, if there is one and the answer is not cut
     off. `shown` are special tokens that are part of the text. `extensions` gives the boundaries at which the prompt of
-    a single choice may be extended.
+    a single choice may be extended. `spans` are ranges [begin, end) of tokens of passages in the only prompt, whose
+    keys and values are computed behind the prompt's first token alone, and turned to their places: an approximation.
     """
 
     fingerprint: str
@@ -65,6 +66,7 @@ class GenerateWork(Message, frozen=True, tag="generate"):
     grammar: OutputGrammar | None = None
     shown: list[int] = []
     extensions: ExtensionRule | None = None
+    spans: list[tuple[int, int]] = []
 
 
 Work = (

@@ -87,11 +87,13 @@ class RetrievalHistory:
             "passages": sorted([*self.shown["passages"], *fresh], key=_index),
             "retrievals": [*self.shown.get("retrievals", ()), *told],
         }
+        marked = {"approximate": True} if self.shown.get("approximate") else {}
         return {
             "collection": self.shown["collection"],
             "found": record.found,
             "passages": fresh,
             "retrievals": told,
+            **marked,
         }
 
 

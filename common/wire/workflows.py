@@ -141,7 +141,8 @@ class RetrievalOptions(Struct, frozen=True):
     `services.router.text.intervals`; a plan has a number in place of "auto". A `stale` search runs beside the
     generation; its passages lose their first `shift` tokens (None: as many as an interval has). With `late` "wait" the
     generation waits for a late result, with "keep" the result takes effect an interval later. `place` puts the passages
-    before or after the question.
+    before or after the question. `precomputed` passages are computed alone and kept for other prompts, an
+    approximation.
     """
 
     collection: str
@@ -159,6 +160,7 @@ class RetrievalOptions(Struct, frozen=True):
     late: Literal["wait", "keep"] = "wait"
     shift: int | None = None
     place: Literal["before", "after"] = "before"
+    precomputed: bool = False
 
 
 class ChatRequest(Struct, frozen=True):

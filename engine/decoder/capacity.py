@@ -29,12 +29,19 @@ _STRETCH = 2.0
 
 
 def size_of(rows: Sequence[SequenceInput], windows: Sequence[int | None]) -> Step:
-    """Return the size of a step."""
-    seen = 0.0
+    """Return the size of a step; a passage counts as computed where its first part is placed."""
+    seen, count = 0.0, 0
     for each in rows:
         positions = each.positions
-        seen += attended(positions[0], positions[-1], len(positions), windows)
-    return Step(len(rows), sum(len(each.positions) for each in rows), seen)
+        count += len(positions)
+        if positions:
+            seen += attended(positions[0], positions[-1], len(positions), windows)
+        for place in each.places:
+            if place.start == place.begin:
+                alone = len(place.tokens)
+                count += alone
+                seen += attended(0, alone - 1, alone, windows)
+    return Step(len(rows), count, seen)
 
 
 def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None]) -> Step:

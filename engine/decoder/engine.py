@@ -35,6 +35,7 @@ from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.output.choice import Choice
 from engine.decoder.prompt_lookup import MOST, PromptLookup, draft_length
 from engine.decoder.scheduler import ScheduledRows, StepLimits
+from engine.decoder.sequence import Range
 from engine.device import DeviceQueue
 
 SEVERAL, SEVERAL_S = (
@@ -49,7 +50,8 @@ class RunningStep(NamedTuple):
 
     The step gives each sequence `tokens` tokens, one after another; `size` is the size of one such token's computation,
     `predicted_s` covers all. `rows` are set for a step in stages, which is needed if a sequence is at home on the host
-    or pages change their home.
+    or pages change their home. A step is `placing` if it has passages that may have been computed before, so that its
+    seconds do not follow from its size, which counts them as computed.
     """
 
     parts: list[ScheduledRows]
@@ -60,6 +62,7 @@ class RunningStep(NamedTuple):
     handle: StepHandle
     tokens: int = 1
     rows: list[SequenceInput] | None = None
+    placing: bool = False
 
 
 class Progress(NamedTuple):
@@ -172,16 +175,16 @@ class DecoderEngine:
                     self.scheduler.unpause(choice.sequence)
             self.wake()
 
-    def rewrite(self, choice: Choice, prompt: Sequence[int]) -> int:
+    def rewrite(self, choice: Choice, prompt: Sequence[int], spans: Sequence[Range] = ()) -> int:
         """Give a choice another prompt, of any length; return the number of tokens that must now be computed.
 
-        Drawn tokens stay, and the next tokens are drawn as in a generation with the new prompt and the same tokens.
-        InternalError if a step is in flight, since it may have rows of the choice.
+        Drawn tokens stay, and the next tokens are drawn as in a generation with the new prompt, its `spans` and the
+        same tokens. InternalError if a step is in flight, since it may have rows of the choice.
         """
         if self._submitted:
             raise InternalError("a prompt was rewritten while a step is in flight")
         choice.lookup = None  # it is based on the former prompt
-        return self.scheduler.rewrite(choice.sequence, prompt)
+        return self.scheduler.rewrite(choice.sequence, prompt, spans)
 
     def wake(self) -> None:
         """End a `wait`, since a step may find more to compute."""
@@ -355,8 +358,9 @@ class DecoderEngine:
         requests = [generation.id for generation in generations]
         handle = self._steps.submit(rows, requests, loading, due_s, following, staged)
         in_stages = None if staged is None else rows
+        placing = any(each.places for each in rows)
         step = RunningStep(
-            parts, generations, loading, size, predicted_s, handle, tokens, in_stages
+            parts, generations, loading, size, predicted_s, handle, tokens, in_stages, placing
         )
         self._submitted.append(step)
         return step
@@ -364,7 +368,7 @@ class DecoderEngine:
     def commit(self, step: RunningStep, result: StepResult) -> list[Progress]:
         """Give the tokens of the oldest submitted step to its choices; return choices with tokens, and failures."""
         self._submitted.popleft()
-        if not result.isolated and step.rows is None:
+        if not (result.isolated or step.rows is not None or step.placing):
             self.capacity.cost.observe(step.size, result.seconds / result.tokens)
         if self.homes is not None:
             self._learn(self.homes, step, result)
@@ -450,11 +454,12 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     ahead = [choice.draw(at) for at in range(1, part.ahead + 1)]
     # A copy: pages may be added for the next step while the executor reads this step's.
     pages = [list(held) for held in sequence.pages]
-    tokens = [*sequence.at(part.known), *guesses]
-    positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
+    computed, places = sequence.placed(part.known)
+    tokens = [*sequence.at(computed), *guesses]
+    positions = [*computed, *part.positions[len(part.known) :][: len(guesses)]]
     return SequenceInput(
         tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part,
-        sequence.long,
+        sequence.long, places,
     )  # fmt: skip
 
 

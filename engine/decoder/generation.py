@@ -11,7 +11,7 @@ from engine.decoder.executor.step import StepFailure
 from engine.decoder.output.choice import Choice, StopRules
 from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.sampling.grammar import CompiledGrammar
-from engine.decoder.sequence import TokenSequence
+from engine.decoder.sequence import Range, TokenSequence
 
 
 class GenerationRequest(NamedTuple):
@@ -21,7 +21,8 @@ class GenerationRequest(NamedTuple):
     have pages of their own kind (0: no text does). `forced` is an answer to return instead of a computed one.
     `logprobs` is the number of alternatives to report for each token, -1 for none. `low` requests wait for all others;
     among equals the earliest `due_ms` goes first. The text of each choice matches `grammar`, unless the text is cut
-    off; special tokens in `shown` are part of the text.
+    off; special tokens in `shown` are part of the text. `spans` are the ranges of tokens of passages in the prompt that
+    are computed alone (see `TokenSequence`); only a request with one prompt has any.
     """
 
     id: str
@@ -38,6 +39,7 @@ class GenerationRequest(NamedTuple):
     grammar: CompiledGrammar | None = None
     shown: Sequence[int] = ()
     short_context: int = 0
+    spans: Sequence[Range] = ()
 
 
 class Generation:
@@ -83,6 +85,7 @@ class Generation:
             low=request.low,
             owner=request.owner,
             short_context=request.short_context,
+            spans=request.spans,
         )
         return Choice(
             sequence,

@@ -18,7 +18,7 @@ from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
 from engine.decoder.offload.homes import HomePlan, HomePlanner, PlacedRows
-from engine.decoder.sequence import TokenSequence
+from engine.decoder.sequence import Range, TokenSequence
 
 RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pensieve, 3.3)
 
@@ -141,24 +141,27 @@ class Scheduler:
         else:
             self.add(sequence)
 
-    def rewrite(self, sequence: TokenSequence, prompt: Sequence[int]) -> int:
+    def rewrite(
+        self, sequence: TokenSequence, prompt: Sequence[int], spans: Sequence[Range] = ()
+    ) -> int:
         """Give a sequence another prompt, between two steps; return the number of rows that it must compute.
 
-        It keeps its full pages up to the first changed token, and gets later pages if they are on the device or host.
+        It keeps its full pages up to the first changed token or the first span of the new prompt, and gets later pages
+        before that span if they are on the device or host. Rows in spans are not computed, and do not count.
         """
         held = bool(sequence.pages)
         if held:
             self.table.release(sequence)
-        sequence.rewrite(prompt)
+        sequence.rewrite(prompt, spans)
         if held and self.homes is None:
             match = self.table.match(sequence)
             if self.table.takes(match) < self.table.available("device"):
                 self._due += self.table.attach([(sequence, match)])
-                return sequence.rows
+                return sequence.computes
         if sequence in self.running:
             self.running.remove(sequence)
             self.add(sequence)
-        return sequence.rows
+        return sequence.computes
 
     def step(self, tokens: int | None = None, *, now_s: float = 0.0) -> list[ScheduledRows]:
         """Plan the next step, of at most `tokens` rows if given, and apply the plan to pages and sequences.

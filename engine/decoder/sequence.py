@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from common.pages.identity import PAGE, Owner, PageId, long_root, page_ids
-from engine.decoder.executor.interface import LocalTier
+from engine.decoder.executor.interface import LocalTier, PassagePlace
 
 Range = tuple[int, int]
 
@@ -24,6 +25,9 @@ class TokenSequence:
     Keys of texts longer than `short_context` tokens are rotated by the long frequencies, from the first position on
     (LongRoPE; 0: never). A sequence is `long` if its pages are those of such a text. A sequence that has `outgrown` the
     short context begins again, and computes all positions anew, as transformers does.
+
+    `spans` are the ranges of positions of passages whose keys and values are computed alone, behind the first token,
+    and put into their places: an approximation. So pages from the first span on have no ids, and are found by nobody.
     """
 
     def __init__(
@@ -40,10 +44,12 @@ class TokenSequence:
         low: bool = False,
         owner: Owner = b"",
         short_context: int = 0,
+        spans: Iterable[Range] = (),
     ) -> None:
         self.job, self.choice, self.order = job, choice, order
         self.due_ms, self.low_priority = due_ms, low
         self.prompt = list(prompt)
+        self.spans = list(spans)
         self.output = list(output)
         self.length = len(self.prompt) + len(self.output)  # the present number of tokens
         self.owner, self.most, self.short_context = owner, most, short_context
@@ -115,10 +121,44 @@ class TokenSequence:
 
     @property
     def ids(self) -> list[PageId]:
-        """The ids of all full pages."""
-        if len(self._ids) < self.length // PAGE:
-            self._ids = page_ids(self.root, self.tokens(), self._ids)
+        """The ids of all full pages before the first span."""
+        if len(self._ids) < self.findable:
+            text = self.tokens()
+            text = text[: self.findable * PAGE] if self.spans else text
+            self._ids = page_ids(self.root, text, self._ids)
         return self._ids
+
+    @property
+    def findable(self) -> int:
+        """The number of full pages that hold what their tokens alone decide: those before the first span."""
+        full = self.length // PAGE
+        return min(full, self.spans[0][0] // PAGE) if self.spans else full
+
+    def placed(self, positions: Sequence[int]) -> tuple[list[int], list[PassagePlace]]:
+        """Return which of these rising positions are computed, and the parts of passages that take the others."""
+        if not self.spans:
+            return list(positions), []
+        computed: list[int] = []
+        places: list[PassagePlace] = []
+        for position in positions:
+            at = bisect_right(self.spans, position, key=lambda span: span[0]) - 1
+            begin, end = self.spans[at] if at >= 0 else (0, 0)
+            if position >= end:
+                computed.append(position)
+            elif places and places[-1].begin == begin and places[-1].end == position:
+                places[-1] = places[-1]._replace(end=position + 1)
+            else:
+                tokens = [self.prompt[0], *self.prompt[begin:end]]
+                places.append(PassagePlace(self.root, tokens, begin, position, position + 1))
+        return computed, places
+
+    @property
+    def computes(self) -> int:
+        """The number of rows outside of spans to compute before the next token can be drawn."""
+        spans = sum(
+            max(0, min(b, end) - max(a, begin)) for a, b in self.todo for begin, end in self.spans
+        )
+        return self.rows - spans
 
     def tokens(self) -> list[int]:
         """Return prompt and output."""
@@ -168,14 +208,15 @@ class TokenSequence:
         self.length = len(self.prompt) + len(self.output)
         self.begin_again()
 
-    def rewrite(self, prompt: Sequence[int]) -> None:
-        """Replace the prompt, by any length, and keep the output; all positions are to be computed."""
+    def rewrite(self, prompt: Sequence[int], spans: Iterable[Range] = ()) -> None:
+        """Replace the prompt and its spans, by any length, and keep the output; all positions are to be computed."""
         assert not self.pages
+        self.spans = list(spans)
         pairs = zip(self.prompt, prompt, strict=False)
         same = next(
             (at for at, (a, b) in enumerate(pairs) if a != b), min(len(self.prompt), len(prompt))
         )
-        self._ids = self._ids[: same // PAGE]
+        self._ids = self._ids[: min((same, *(begin for begin, _ in self.spans[:1]))) // PAGE]
         self.most += len(prompt) - len(self.prompt)
         self.prompt = list(prompt)
         self.length = len(self.prompt) + len(self.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.pages.identity import PAGE, root_id
@@ -12,6 +13,7 @@ from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 
 VOCABULARY = 50
+Spans = tuple[tuple[int, int], ...]
 
 
 class Rewrite(NamedTuple):
@@ -20,10 +22,14 @@ class Rewrite(NamedTuple):
     at: int
     pause: int
     prompt: tuple[int, ...]
+    spans: Spans = ()
 
 
 class Ask(NamedTuple):
-    """One sequence to generate: it arrives before step `at` and leaves early before step `leaves` (-1: never)."""
+    """One sequence to generate: it arrives before step `at` and leaves early before step `leaves` (-1: never).
+
+    `spans` of its prompt are computed alone, in a simulation without windows and without a short context.
+    """
 
     at: int
     prompt: tuple[int, ...]
@@ -31,16 +37,25 @@ class Ask(NamedTuple):
     leaves: int = -1
     scope: str = ""
     changes: tuple[Rewrite, ...] = ()
+    spans: Spans = ()
 
 
-def extend(slots: list[bytes], tokens: list[int], short_context: int = 0) -> list[bytes]:
+def extend(
+    slots: list[bytes], tokens: list[int], short_context: int = 0, spans: Spans = ()
+) -> list[bytes]:
     """Bring `slots` up to all of `tokens`: what K and V of a position are a function of.
 
-    They are others in texts that are longer than the short context; then `slots` must be those of such a text.
+    They are others in texts that are longer than the short context; then `slots` must be those of such a text. What is
+    in a span follows the first token; what comes behind a span follows the span and what stands before it.
     """
     first = b"long" if 0 < short_context < len(tokens) else b""
+    begins, ends = {begin for begin, _ in spans}, {end: begin for begin, end in spans}
     for position in range(len(slots), len(tokens)):
         before = slots[position - 1] if position else first
+        if position in ends:
+            before += slots[ends[position] - 1]
+        if position in begins:
+            before = slots[0]
         slots.append(hashlib.blake2b(before + bytes([tokens[position]]), digest_size=8).digest())
     return slots
 
@@ -54,7 +69,7 @@ def alone(ask: Ask) -> list[int]:
     """What a sequence generates when nothing else exists."""
     tokens, slots = list(ask.prompt), list[bytes]()
     for _ in range(ask.new):
-        tokens.append(drawn(extend(slots, tokens)))
+        tokens.append(drawn(extend(slots, tokens, spans=ask.spans)))
     return tokens[len(ask.prompt) :]
 
 
@@ -75,6 +90,7 @@ class Simulation:
         self.saving: list[tuple[PageMove, list[bytes]]] = []
         self.chance = random.Random(len(asks))
         self.loaded = self.damaged = 0
+        self.placing = short_context == 0 and not any(shape.windows)
         self.sequences = [
             TokenSequence(
                 f"job{order}",
@@ -84,6 +100,7 @@ class Simulation:
                 root=root_id("0f", ask.scope),
                 most=len(ask.prompt) + ask.new,
                 short_context=short_context,
+                spans=ask.spans if self.placing else (),
             )
             for order, ask in enumerate(asks)
         ]
@@ -94,7 +111,7 @@ class Simulation:
         self.started: list[int] = []
         self.computed = 0
         # Per sequence, after how many tokens it got which prompt.
-        self.prompts = [[(0, ask.prompt)] for ask in asks]
+        self.prompts = [[(0, ask.prompt, ask.spans)] for ask in asks]
         self.resumes: dict[int, int] = {}  # paused sequences, and before which step they go on
 
     def run(self) -> Simulation:
@@ -125,9 +142,11 @@ class Simulation:
         sequence = self.sequences[order]
         for change in self.asks[order].changes:
             if change.at == at:
-                self.scheduler.rewrite(sequence, change.prompt)
+                self.scheduler.rewrite(
+                    sequence, change.prompt, change.spans if self.placing else ()
+                )
                 self.slots[order] = []
-                self.prompts[order].append((len(sequence.output), change.prompt))
+                self.prompts[order].append((len(sequence.output), change.prompt, change.spans))
                 self.scheduler.pause(sequence)
                 self.resumes[order] = at + change.pause
         if self.resumes.get(order) == at:
@@ -137,8 +156,9 @@ class Simulation:
         """Return what a sequence alone generates that gets the same prompts after as many tokens."""
         output: list[int] = []
         while len(output) < self.asks[order].new:
-            prompt = [each for since, each in self.prompts[order] if since <= len(output)][-1]
-            output.append(drawn(extend([], [*prompt, *output], self.short_context)))
+            _, prompt, spans = [each for each in self.prompts[order] if each[0] <= len(output)][-1]
+            spans = spans if self.placing else ()
+            output.append(drawn(extend([], [*prompt, *output], self.short_context, spans)))
         return output
 
     def _step(self) -> bool:
@@ -220,7 +240,8 @@ class Simulation:
         if len(self.slots[order]) <= self.short_context < len(tokens):
             self.slots[order] = []  # the text has become a long one
         assert part.sequence.long is (0 < self.short_context < len(tokens))
-        return extend(self.slots[order], tokens, self.short_context)
+        spans = tuple(part.sequence.spans)
+        return extend(self.slots[order], tokens, self.short_context, spans)
 
     def _read(self, part: ScheduledRows) -> int | None:
         """Check that every position every row sees is there, and draw if the last row is the last token's."""
@@ -236,6 +257,14 @@ class Simulation:
                 checked = position + 1
         assert part.draws == (part.positions[-1] == len(slots) - 1)
         return drawn(slots) if part.draws else None
+
+
+def some_spans(rng: random.Random, prompt: Sequence[int]) -> Spans:
+    """Return up to three spans of a prompt, mostly none, without its first and its last token."""
+    ends = sorted(rng.sample(range(1, len(prompt)), min(6, len(prompt) - 1) // 2 * 2))
+    if rng.random() < 0.6:
+        return ()
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
 def prompts(rng: random.Random, count: int, longest: int) -> list[tuple[int, ...]]:

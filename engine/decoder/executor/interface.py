@@ -55,6 +55,21 @@ LocalTier = Literal["device", "host"]
 AttendedBy = Literal["helper", "late", "worker"]
 
 
+class PassagePlace(NamedTuple):
+    """A part of a passage that is computed alone: its keys and values take the positions [start, end).
+
+    `tokens` are the text's first token, behind which the passage is computed, and the passage's; the passage's first
+    token has the position `begin` of the text. Passages with the same `root`, of one model and tenant, share what was
+    computed.
+    """
+
+    root: PageId
+    tokens: Sequence[int]
+    begin: int
+    start: int
+    end: int
+
+
 class SequenceInput(NamedTuple):
     """One sequence's part of a step: compute `tokens` at `positions`, which rise but need not be contiguous.
 
@@ -71,6 +86,9 @@ class SequenceInput(NamedTuple):
     the sub-batch, 0 or 1: the host attends to one while the device computes the other (NEO, section 3.1). Only
     `execute_staged` takes sequences in two parts, or at home on the host, and none of these has tokens `ahead`. A text
     is `long` if it exceeds the model's short context: then all its rows and pages use the long frequencies.
+
+    `places` are parts of passages whose keys and values are written before any row of the step attends; a sequence that
+    has some may have no `tokens`. Their pages are resident, too.
     """
 
     tokens: Sequence[int]
@@ -83,6 +101,7 @@ class SequenceInput(NamedTuple):
     attended: LocalTier = "device"
     part: int = 0
     long: bool = False
+    places: Sequence[PassagePlace] = ()
 
 
 class SampledToken(NamedTuple):
@@ -247,11 +266,24 @@ class PageCopier(Protocol):
         """Return the number of layers of a group's page, and the bytes of one layer."""
 
 
+class PassageCounts(Protocol):
+    """The counts of a store of computed passages: how many were found, or not, and the bytes that it holds."""
+
+    hits: int
+    misses: int
+    evicted: int
+    bytes: int
+
+    def clear(self) -> None:
+        """Drop all passages; any thread may call it."""
+
+
 class Executor(Protocol):
     """A loaded model that executes batches. Not thread-safe: one compute thread calls it.
 
     `exact`: a row's bits do not depend on other rows, so that guessed tokens may be computed beside it. `grammars`:
-    draws obey `SamplingRequest.grammar`.
+    draws obey `SamplingRequest.grammar`. `precomputes`: steps obey `SequenceInput.places`; `passages` counts how often
+    computed passages were found again, None if none are kept.
     """
 
     name: str
@@ -263,6 +295,8 @@ class Executor(Protocol):
     copier: PageCopier | None
     exact: bool
     grammars: bool
+    precomputes: bool
+    passages: PassageCounts | None
 
     def execute(
         self,

@@ -20,6 +20,7 @@ from engine.decoder.executor.interface import (
     ModelShape,
     PageCopier,
     PageLoads,
+    PassageCounts,
     SampledToken,
     SamplingRequest,
     SequenceInput,
@@ -59,6 +60,9 @@ class SimulatedExecutor:
         self.copier: PageCopier | None = None
         self.exact = False  # guesses of the repeated words would beat the time model
         self.grammars = False
+        # Nothing is computed here, so passages need no places; none are kept.
+        self.precomputes = True
+        self.passages: PassageCounts | None = None
         self.alpha_s, self.beta_s = alpha_s, beta_s
         self._clock = clock
         self._phrases: dict[bytes, bytes] = {}
@@ -101,6 +105,7 @@ class SimulatedExecutor:
             eos=_SPECIAL[0],
             stop_ids=self.stop_ids,
             sampling=SamplingParams(),
+            precomputes=True,
         )
 
     def tokenizer_json(self) -> bytes:

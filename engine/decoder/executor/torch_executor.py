@@ -25,6 +25,11 @@ from engine.decoder.executor import interface as border
 from engine.decoder.executor.host_attention import HostAttention, HostAttentionThread
 from engine.decoder.executor.interface import ModelShape, SampledToken, SequenceInput, StepFailed
 from engine.decoder.executor.page_copier import Int8Form, TorchPageCopier, TorchPageLoads
+from engine.decoder.executor.passage_placer import (
+    PassageNotFinite,
+    PassagePlacer,
+    precomputable,
+)
 from engine.decoder.executor.stage_pipeline import StagePipeline
 from engine.decoder.sampling.sampler import UndrawnRow, draw_tokens, is_plain
 from engine.host.helped_attention import HelpedAttention, helped
@@ -69,6 +74,7 @@ _ROUNDED: dict[WeightKind, str] = {
     "int4": "int4 values, scaled and shifted by 32",
     "stored": "stored, int8 by 32",
 }
+PASSAGE_BYTES = 256 << 20  # for passages that were computed alone, unless configured
 _log = log.get("engine")
 
 
@@ -94,8 +100,12 @@ class TorchExecutor:
         threads: int,
         form: PageForm = "exact",
         host_attention: HostAttention | None = None,
+        passage_bytes: int = PASSAGE_BYTES,
     ) -> None:
-        """`host_attention` attends to the pages of `host`, which must be packed; `close` closes it."""
+        """`host_attention` attends to the pages of `host`, which must be packed; `close` closes it.
+
+        Passages that were computed alone are kept in `passage_bytes` of the host's memory.
+        """
         self._files = files
         self._decoder = decoder
         self._pools = list(pools)
@@ -106,6 +116,15 @@ class TorchExecutor:
             staged = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
             self.stages = StagePipeline(staged, pools, host, host_attention)
             self.attended = self.stages.attended
+        # Pages that change their home in a step must not be written before the step copies them.
+        self._placer: PassagePlacer | None = None
+        if host_attention is None and precomputable(files.spec):
+            alone = decoder.plain if isinstance(decoder, GraphedDecoder) else decoder
+            self._placer = PassagePlacer(alone, self._pools[0], passage_bytes)
+        self.precomputes = self._placer is not None
+        self.passages: border.PassageCounts | None = None
+        if self._placer is not None:
+            self.passages = self._placer.store
         self._threads = threads
         self.name = files.name
         self.dtype: str = dtype
@@ -153,6 +172,7 @@ class TorchExecutor:
         host_threads: int = 0,
         host_cores: Sequence[int] = (),
         helper: HelperAddress | None = None,
+        passage_bytes: int = PASSAGE_BYTES,
     ) -> TorchExecutor:
         """Load a generator by directory, GGUF file, `spillway-demo`, or downloaded hub id; ConfigError if it fails.
 
@@ -162,7 +182,8 @@ class TorchExecutor:
         tier. `exact` demands that a row's bits do not depend on other rows, which holds for the compiled kernels and
         not for torch; without `compiled` torch computes. With `host_threads` that number of threads, on `host_cores`
         (empty: all), attends to the pages of sequences at home on the host; a helper that attaches at the address
-        `helper`, if given, attends in their place.
+        `helper`, if given, attends in their place. Passages that were computed alone are kept in `passage_bytes` of the
+        host's memory.
         """
         if exact and form != "exact":
             raise ConfigError(
@@ -201,7 +222,7 @@ class TorchExecutor:
         _log.info("generator_loaded", model=files.name, dtype=chosen, compiled=kernels is not None)
         return cls(
             files, decoder, pools, host, dtype=chosen, threads=threads, form=form,
-            host_attention=attention,
+            host_attention=attention, passage_bytes=passage_bytes,
         )  # fmt: skip
 
     def execute(
@@ -214,6 +235,38 @@ class TorchExecutor:
         if not batch:
             return []
         self._set_threads()
+        if not any(rows.places for rows in batch):
+            return self._execute(batch, loading, early)
+        self._place(batch)
+        at = [index for index, rows in enumerate(batch) if rows.tokens]
+        found: list[SampledToken | None] = [None] * len(batch)
+        try:
+            drawn = self._execute([batch[index] for index in at], loading, early) if at else []
+        except StepFailed as error:
+            raise StepFailed(at[error.index], str(error), error.code) from error
+        for index, token in zip(at, drawn, strict=True):
+            found[index] = token
+        return found
+
+    def _place(self, batch: Sequence[SequenceInput]) -> None:
+        """Write the passages of a batch to their places; StepFailed for a passage that is not finite."""
+        if self._placer is None:
+            raise ValueError(f"model {self.name}: its passages cannot be computed alone here")
+        with torch.inference_mode():
+            for index, rows in enumerate(batch):
+                for place in rows.places:
+                    try:
+                        self._placer.place(place, rows.pages[0])
+                    except PassageNotFinite as error:
+                        raise StepFailed(index, f"model {self.name}: {error}") from error
+
+    def _execute(
+        self,
+        batch: Sequence[SequenceInput],
+        loading: border.PageLoads | None,
+        early: border.EarlyEnd | None,
+    ) -> list[SampledToken | None]:
+        """Run one step over sequences that have rows."""
         drawn = self._greedy(batch, loading, early)
         if drawn is not None:
             return drawn
@@ -318,6 +371,8 @@ class TorchExecutor:
 
     def logits(self, batch: Sequence[SequenceInput]) -> Tensor:
         """Run one step and return fp32 logits (rows, vocabulary) of all its rows, drawing nothing: for tests."""
+        if any(rows.places for rows in batch):
+            self._place(batch)
         with torch.inference_mode():
             return self._decoder.logits(self._compute(batch))
 
@@ -354,6 +409,7 @@ class TorchExecutor:
             stop_ids=self.stop_ids,
             sampling=files.sampling,
             grammars=self.grammars,
+            precomputes=self.precomputes,
         )
 
     def tokenizer_json(self) -> bytes:
@@ -380,8 +436,8 @@ class TorchExecutor:
         """Return the hidden states of all rows, computed in stages."""
         if self.stages is None:
             raise ValueError(f"model {self.name}: this executor has no attention on the host")
-        if any(rows.ahead for rows in batch):
-            raise ValueError("a step in stages draws no tokens ahead")
+        if any(rows.ahead or rows.places for rows in batch):
+            raise ValueError("a step in stages draws no tokens ahead, and places no passages")
         self._check_tokens(batch)
         return self.stages.hidden(batch, _arrival(loading), moves)
 

@@ -67,6 +67,7 @@ class OffloadManager:
                 cache.ttl_s,
                 clock,
             )
+        self._passages = executor.passages
         self._wake, self._clock = wake, clock
         self._saving = 0
 
@@ -110,9 +111,13 @@ class OffloadManager:
     async def forget(self, ids: Sequence[PageId] | None = None) -> tuple[int, int]:
         """Forget pages, or (None) all pages; return how many pages the device had, and how many the host had.
 
+        With all pages go all passages that were computed alone.
+
         Returns once no fetch for sequences that have left and no write of these pages is in progress.
         """
         if ids is None:
+            if self._passages is not None:
+                self._passages.clear()
             ids = [page_id for pool in (*self.tiers.device, *self.tiers.host) for page_id in pool]
         if self.prefetcher is not None:
             await self.prefetcher.let_end()

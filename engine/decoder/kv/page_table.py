@@ -54,7 +54,7 @@ class PageTable:
             needed = [g for g in groups if seen[g] < (page + 1) * PAGE]
             if not needed:
                 break
-            if not all(has(g, ids[page]) for g in needed):
+            if page >= len(ids) or not all(has(g, ids[page]) for g in needed):
                 computed.append(page)
                 seen = [min(seen[g], self._sees(g, page * PAGE)) for g in groups]
                 continue
@@ -100,7 +100,7 @@ class PageTable:
         last = (sequence.length - 1) // PAGE
         return [
             (page, group)
-            for page in range(last - 1, -1, -1)
+            for page in range(min(last, sequence.findable) - 1, -1, -1)
             for group in range(len(self.pools))
             if self._sees(group, last * PAGE) < (page + 1) * PAGE
             and not self.tiers.has(group, sequence.ids[page])
@@ -286,7 +286,7 @@ class PageTable:
             for at, source in enumerate(held):
                 if source < 0 or sequence.pages[group][at] >= 0:
                     continue
-                page_id = sequence.ids[at] if at < full else b""
+                page_id = sequence.ids[at] if at < min(full, sequence.findable) else b""
                 page, sent = self.tiers.homes.send(sequence.home, group, page_id)
                 sequence.pages[group][at] = page
                 if not sent:
@@ -328,7 +328,7 @@ class PageTable:
         moves: list[PageMove] = []
         whole = [page for a, b in sequence.todo for page in range(-(-a // PAGE), b // PAGE)]
         for page in whole:
-            if page >= (sequence.length - 1) // PAGE or any(
+            if page >= min((sequence.length - 1) // PAGE, sequence.findable) or any(
                 page < len(held) and held[page] >= 0 for held in sequence.pages
             ):
                 continue  # the last page is always computed; an allocated page is in computation
@@ -360,7 +360,7 @@ class PageTable:
         """Publish pages that the just written rows at `positions` have filled; drop pages that no later row sees."""
         if len(positions) == 1 and (positions[0] + 1) % PAGE and not self.windowed:
             return  # a decoding sequence's usual step, which fills no page
-        full = sequence.length // PAGE
+        full = sequence.findable
         for page in touched(positions):
             if page < full and not sequence.missing(page):
                 for group, held in enumerate(sequence.pages):
@@ -394,8 +394,8 @@ def computed_soon(
 ) -> bool:
     """Return whether an earlier sequence is going to compute the first page that `sequence` lacks."""
     page = match.todo[0][0] // PAGE
-    if page >= (sequence.length - 1) // PAGE:
-        return False  # each sequence computes its own last page
+    if page >= min((sequence.length - 1) // PAGE, sequence.findable):
+        return False  # each sequence computes its own last page, and those that no other finds
     start, end = page * PAGE, (page + 1) * PAGE
     return any(
         len(other.ids) > page

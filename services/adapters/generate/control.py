@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from common import log
 from common.bus import BusDown, BusFull
-from common.wire.control import Extend
+from common.wire.control import Extend, span_problem
 from common.worker.worker import Worker
 from engine.decoder.engine import DecoderEngine
 from engine.decoder.sequence import TokenSequence
@@ -152,8 +152,8 @@ class GenerationControl:
         if problem:
             _log.warning("extension_refused", job=job.id, number=extension.number, why=problem)
             extension = Extend(number=extension.number)
-        elif extension.changes and prompt != choice.sequence.prompt:
-            computed = self._engine.rewrite(choice, prompt)
+        elif extension.changes and _differs(choice.sequence, prompt, extension):
+            computed = self._engine.rewrite(choice, prompt, extension.spans)
             self._metrics.extension_tokens.labels("computed").inc(computed)
             self._metrics.extension_tokens.labels("kept").inc(choice.sequence.length - computed)
         extensions.apply(len(choice.tokens), extension)
@@ -173,6 +173,11 @@ class GenerationControl:
             return f"it replaces tokens {start} to {end}: expected {history} to {admitted} (a session's history stays)"
         if not prompt or not all(0 <= token < shape.vocabulary for token in extension.tokens):
             return f"expected a prompt of tokens from 0 to {shape.vocabulary - 1}"
+        if extension.spans:
+            if not self._engine.executor.precomputes:
+                return f"model {self._engine.executor.name} cannot compute passages alone on this worker"
+            if problem := span_problem(extension.spans, len(prompt)):
+                return problem
         most = len(prompt) + work.max_new
         if most > shape.context:
             return (
@@ -183,3 +188,8 @@ class GenerationControl:
         if not self._engine.scheduler.fits(sequence):
             return f"{most} tokens (prompt and max_new) need more pages than there are"
         return ""
+
+
+def _differs(sequence: TokenSequence, prompt: list[int], extension: Extend) -> bool:
+    """Return whether an extension's prompt, or the passages computed alone in it, are not those in force."""
+    return prompt != sequence.prompt or extension.spans != sequence.spans

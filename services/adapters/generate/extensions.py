@@ -18,9 +18,14 @@ class PromptExtensions:
     is true once messages were fetched; before, no boundary is decided.
     """
 
-    def __init__(self, rule: ExtensionRule | None, admitted: Sequence[int]) -> None:
-        """`admitted` is the prompt with which the job was admitted."""
-        self.rule, self.admitted = rule, list(admitted)
+    def __init__(
+        self,
+        rule: ExtensionRule | None,
+        admitted: Sequence[int],
+        spans: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`admitted` is the prompt with which the job was admitted, `spans` its passages that are computed alone."""
+        self.rule, self.admitted, self.spans = rule, list(admitted), list(spans)
         self.applied: list[Applied] = []
         self.gained: list[Applied] = []
         self.heard = self.paused = False
@@ -32,9 +37,19 @@ class PromptExtensions:
     @property
     def logged(self) -> list[int]:
         """The prompt according to the job's log."""
-        changes = (each.extension for each in reversed(self.applied) if each.extension.changes)
-        last = next(changes, None)
+        last = self._last_change
         return self.admitted if last is None else last.prompt(self.admitted)
+
+    @property
+    def logged_spans(self) -> list[tuple[int, int]]:
+        """The spans of the prompt according to the job's log."""
+        last = self._last_change
+        return self.spans if last is None else last.spans
+
+    @property
+    def _last_change(self) -> Extend | None:
+        changes = (each.extension for each in reversed(self.applied) if each.extension.changes)
+        return next(changes, None)
 
     @property
     def boundary(self) -> int | None:

@@ -183,4 +183,5 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         helper=HelperAddress.of(config.data_dir, config.host_socket, config.host_secret)
         if host
         else None,
+        passage_bytes=config.passage_kv_bytes,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.errors import InvalidRequest, SpillwayError, Unavailable
 from common.pages.identity import owner_id, root_id, short_context
-from common.wire.control import Applied
+from common.wire.control import Applied, span_problem
 from common.wire.jobs import GenerateWork, decode_work
 from common.wire.message import BadMessage, encode
 from common.wire.results import Delta, Event, GenerateResult, Piece, decode_delta
@@ -51,7 +51,8 @@ class GenerationJob:
         self.waits_since_s: float | None = None  # None after the job's first part in a step
         self.next_index = 0
         self.pieces: list[Piece] = []
-        self.extensions = PromptExtensions(work.extensions, work.prompts[0] if work.prompts else ())
+        first = work.prompts[0] if work.prompts else ()
+        self.extensions = PromptExtensions(work.extensions, first, work.spans)
         self.taken_over = False
         self.refusal: SpillwayError | None = None
         self.ending = False
@@ -136,7 +137,7 @@ class GenerationJob:
             self.extensions.restore(applied, len(first.tokens))
             first.boundary = self.extensions.boundary
             if applied:
-                first.sequence.rewrite(self.extensions.logged)
+                first.sequence.rewrite(self.extensions.logged, self.extensions.logged_spans)
         for choice in self.choices:
             choice.sequence.resume(choice.tokens)
 
@@ -236,6 +237,7 @@ def _problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
         elif not 0 <= work.turn.history <= len(work.prompts[0]):
             yield f"history is {work.turn.history}, the prompt has {len(work.prompts[0])} tokens"
     yield from _rule_problems(work)
+    yield from _span_problems(work, executor)
     if work.grammar is not None and not executor.grammars:
         yield f"model {executor.name} cannot keep to a grammar here"
     named = [*work.stop_ids, *work.shown, *work.sampling.bias]
@@ -265,6 +267,18 @@ def _rule_problems(work: GenerateWork) -> Iterator[str]:
             f"extensions are taken every {rule.every} tokens, {rule.most} times: "
             "expected 1 or more tokens, and 0 or more times"
         )
+
+
+def _span_problems(work: GenerateWork, executor: Executor) -> Iterator[str]:
+    """Yield the errors in the spans of a job's passages."""
+    if not work.spans:
+        return
+    if not executor.precomputes:
+        yield f"model {executor.name} cannot compute passages alone on this worker"
+    if len(work.prompts) != 1:
+        yield f"passages are computed alone in one prompt, not in {len(work.prompts)}"
+    elif problem := span_problem(work.spans, len(work.prompts[0])):
+        yield problem
 
 
 def build(
@@ -298,6 +312,7 @@ def build(
         grammar=grammar,
         shown=work.shown,
         short_context=short_context(work.fingerprint),
+        spans=work.spans,
     )
     generation = Generation(request, vocabulary, order)
     job = GenerationJob(lease, work, generation, incarnation)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from engine.decoder.executor.interface import PassageCounts
 from engine.decoder.executor.step import StepResult
 from services.adapters.generate.home_metrics import HomeMetrics
 from services.adapters.metrics import LaneMetrics
@@ -86,6 +87,40 @@ class TierMetrics:
         self._last[key] = to
 
 
+class PassageMetrics:
+    """The metrics of one generator's store of passages that were computed alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._looked = Counter(
+            "spillway_precomputed_passages_total",
+            "Passages computed alone that prompts needed, by whether they were found in the store.",
+            ("outcome",),
+            registry=registry,
+        )
+        self._evicted = Counter(
+            "spillway_precomputed_passages_evicted_total",
+            "Passages computed alone that the store dropped for others.",
+            registry=registry,
+        )
+        self._bytes = Gauge(
+            "spillway_precomputed_passage_bytes",
+            "Bytes of the host's memory that passages computed alone take.",
+            registry=registry,
+        )
+        self._last = {"hit": 0, "miss": 0, "evicted": 0}
+        for outcome in ("hit", "miss"):
+            self._looked.labels(outcome)
+
+    def observe(self, passages: PassageCounts) -> None:
+        """Add the counts since the last call."""
+        now = {"hit": passages.hits, "miss": passages.misses, "evicted": passages.evicted}
+        for outcome in ("hit", "miss"):
+            self._looked.labels(outcome).inc(now[outcome] - self._last[outcome])
+        self._evicted.inc(now["evicted"] - self._last["evicted"])
+        self._last = now
+        self._bytes.set(passages.bytes)
+
+
 class EngineMetrics:
     """The metrics of one generator's pages and sequences; `work` has those of its steps and tokens."""
 
@@ -103,6 +138,7 @@ class EngineMetrics:
         )
         self.tiers = TierMetrics(registry)
         self.homes = HomeMetrics(registry)
+        self.passages = PassageMetrics(registry)
         self.running = Gauge(
             "spillway_running_sequences", "Sequences that hold pages.", registry=registry
         )
@@ -195,5 +231,7 @@ class EngineMetrics:
             self._guessed.labels(guess).inc(count - self._last_guessed[guess])
         self._last_guessed = guessed
         self.tiers.observe(engine.offload)
+        if engine.executor.passages is not None:
+            self.passages.observe(engine.executor.passages)
         if engine.homes is not None:
             self.homes.observe(engine.homes)

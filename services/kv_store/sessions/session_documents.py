@@ -67,6 +67,7 @@ class RetrievalDocument(Struct, frozen=True, omit_defaults=True, forbid_unknown_
     found: Count
     passages: list[PassageDocument]
     extractive: bool = False
+    approximate: bool = False
     retrievals: list[RetrievalRecord] = []
 
 

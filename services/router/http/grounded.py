@@ -134,7 +134,8 @@ class GroundedQuestions:
 
         The following are refused: an unknown collection, a collection without an encoder or of another encoder than the
         one served, a conversation too long for the model, a model without workers, a `place` of passages that the
-        model's template does not have, and a search that no shard could finish in time.
+        model's template does not have, `precomputed` passages that its workers cannot place, and a search that no shard
+        could finish in time.
         """
         retrieval = chat.retrieval
         assert retrieval is not None, "a chat without retrieval is one job"
@@ -146,6 +147,7 @@ class GroundedQuestions:
         retrieval = chat.retrieval
         assert retrieval is not None
         _check_place(retrieval, specs[chat.model])
+        _check_precomputed(retrieval, specs[chat.model])
         if retrieval.interval == "auto":
             interval = await self._interval(caller, record, generator, encoder)
             chat, retrieval = _every(chat, retrieval, interval)
@@ -295,6 +297,18 @@ def _check_place(retrieval: RetrievalOptions, spec: Spec) -> None:
             f"retrieval.place: {spec.name} has a template of its own; leave it out",
             code="unsupported",
             param="retrieval.place",
+        )
+
+
+def _check_precomputed(retrieval: RetrievalOptions, spec: Spec) -> None:
+    """Refuse passages that are computed alone if a model's workers cannot put them into a prompt."""
+    if retrieval.precomputed and not spec.precomputes:
+        raise InvalidRequest(
+            f"retrieval.precomputed: the workers of {spec.name} cannot put passages computed alone into a prompt, "
+            "which takes keys that RoPE turns by the place alone, attention without windows, and no attention on the "
+            "host; leave it out",
+            code="unsupported",
+            param="retrieval.precomputed",
         )
 
 

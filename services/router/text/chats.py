@@ -229,6 +229,20 @@ def chat_prompt(
     A session's tokens stay as they were generated. If the template does more than append to the earlier prompt, the
     whole prompt is tokenized again, and the number is 0.
     """
+    held, segments = prompt_segments(spec, messages, history, tools)
+    encoder, tokens = load(spec.path), list(held)
+    for text, written in segments:
+        tokens += encoder.written(text) if written else encoder.bare(text)
+    return tokens, len(held)
+
+
+def prompt_segments(
+    spec: Spec,
+    messages: Messages,
+    history: SessionHistory | None = None,
+    tools: Tools = (),
+) -> tuple[list[int], list[PromptSegment]]:
+    """Return the leading tokens of a chat's prompt that the session already has, and the segments that follow them."""
     earlier = history.messages() if history else []
     together = [*earlier, *messages]
     if sum(len(message["content"]) for message in together) > spec.max_tokens * BYTES_PER_TOKEN:
@@ -245,19 +259,13 @@ def chat_prompt(
     def rendered(some: Messages) -> list[PromptSegment]:
         return template.segments(some) if careful else [PromptSegment(template.render(some))]
 
-    def tokens(segments: Sequence[PromptSegment]) -> list[int]:
-        found: list[int] = []
-        for text, written in segments:
-            found += encoder.written(text) if written else encoder.bare(text)
-        return found
-
     whole = rendered(together)
     if history is not None and earlier and history.tokens is not None:
         before = "".join(segment.text for segment in rendered(earlier[:-1]))
         rest = after(whole, before + earlier[-1]["content"])
         if rest is not None:
-            return history.tokens + tokens(rest), len(history.tokens)
-    return tokens(whole), 0
+            return history.tokens, rest
+    return [], whole
 
 
 def generation(
@@ -270,12 +278,13 @@ def generation(
     retrieval: dict[str, Any] | None = None,
     turn: SessionTurn | None = None,
     param: str = "messages",
+    spans: Sequence[tuple[int, int]] = (),
 ) -> GenerationSpec:
     """Return the job of a chat; `messages`, if given, replace the request's messages, for instance to add passages.
 
     `retrieval` is the `retrieval` object that the session keeps. `forced` is an answer that is given instead of a
-    computed one. `spec` is this process' spec of `ask.model`. `turn` is the session's turn, if the messages include the
-    session's history. Errors name `param`.
+    computed one. `spans` are those of passages in the prompt that are computed alone. `spec` is this process' spec of
+    `ask.model`. `turn` is the session's turn, if the messages include the session's history. Errors name `param`.
     """
     given = list(ask.messages if messages is None else messages)
     prompt, held = chat_prompt(spec, given, history, ask.tools)
@@ -292,7 +301,7 @@ def generation(
         )
     answer = None if forced is None else load(spec.path).written(forced)
     made = generation_of(
-        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param=param
+        ask.options, spec, ask.scope, [prompt], turn=turn, forced=answer, param=param, spans=spans
     )
     if not ask.marks.reasoning:
         return made

@@ -95,6 +95,7 @@ class RetrievalBody(Struct, frozen=True, forbid_unknown_fields=True):
     late: Literal["wait", "keep"] | None = None
     shift: Annotated[int, Meta(ge=0, le=MOST)] | None = None
     place: Literal["before", "after"] | None = None
+    precomputed: bool | None = None
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):

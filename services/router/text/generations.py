@@ -51,8 +51,11 @@ def generation_of(
     turn: SessionTurn | None = None,
     forced: list[int] | None = None,
     param: str,
+    spans: Sequence[tuple[int, int]] = (),
 ) -> GenerationSpec:
-    """Return the job; InvalidRequest `context_length_exceeded` if prompt and answer do not fit the model's context."""
+    """Return the job; `spans` are those of passages in the only prompt that are computed alone.
+
+    InvalidRequest `context_length_exceeded` if prompt and answer do not fit the model's context."""
     total, max_new = sum(map(len, prompts)), _max_new(options, spec, prompts, param)
     work = GenerateWork(
         fingerprint=spec.fingerprint,
@@ -72,6 +75,7 @@ def generation_of(
         grammar=options.grammar,
         shown=options.shown,
         extensions=_extensions(options.extensions, max_new),
+        spans=list(spans),
     )
     choices = len(prompts) * options.n
     try:
@@ -79,7 +83,8 @@ def generation_of(
     except ValueError as error:
         raise TooLarge(f"the request is too large: {error}") from None
     session, version = (turn.session, turn.version) if turn else ("", 0)
-    marks = marks_of(text_pages(spec.fingerprint, scope, prompts[0]))
+    findable = prompts[0][: spans[0][0]] if spans else prompts[0]
+    marks = marks_of(text_pages(spec.fingerprint, scope, findable))
     return GenerationSpec(parcel, total, choices, session, version, marks)
 
 

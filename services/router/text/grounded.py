@@ -17,6 +17,7 @@ from common.wire.workflows import ChatRequest, SearchRequest
 from services.router.text.chats import SessionHistory, generation
 from services.router.text.collections import query_words
 from services.router.text.generations import GenerationSpec
+from services.router.text.passage_spans import PassageSpan, passage_spans
 from services.router.text.passages import (
     Passage,
     budget,
@@ -200,12 +201,18 @@ def grounded(
             return False
 
     kept = budget(passages, fits)
-    told = shown(retrieval.collection, len(passages), kept, include_text=retrieval.include_passages)
+    told = shown(
+        retrieval.collection,
+        len(passages),
+        kept,
+        include_text=retrieval.include_passages,
+        approximate=retrieval.precomputed and bool(kept),
+    )
     if kept and retrieval.interval:
         numbers = [passage.index for passage in kept]
         first = RetrievalRecord(0, 0, len(passages), numbers, replaced=[], late=False)
         told |= {"retrievals": [msgspec.to_builtins(first)]}
-    made = build(kept, retrieval=told)
+    made = build(kept, retrieval=told, spans=spans_of(ask, spec, history, kept))
     return GroundedSpec(
         made, told, _slot(made, spec, kept) if kept and retrieval.interval else None
     )
@@ -240,13 +247,26 @@ def _build(
     *,
     forced: bool = True,
     retrieval: dict[str, Any] | None = None,
+    spans: Sequence[PassageSpan] = (),
 ) -> GenerationSpec:
     assert ask.retrieval is not None
     if passages or not forced:
         extended = _extended(ask) if passages else ask
         messages = grounded_messages(ask, spec, passages)
-        return generation(extended, spec, history, messages=messages, retrieval=retrieval)
+        return generation(
+            extended, spec, history, messages=messages, retrieval=retrieval, spans=spans
+        )
     return _given(ask, spec, history, nothing_found(ask.retrieval.collection), retrieval)
+
+
+def spans_of(
+    ask: ChatRequest, spec: Spec, history: SessionHistory | None, passages: Sequence[Passage]
+) -> list[PassageSpan]:
+    """Return the spans of the passages in a chat's prompt, if the chat asks for passages that are computed alone."""
+    if ask.retrieval is None or not ask.retrieval.precomputed or not passages:
+        return []
+    messages_of = partial(grounded_messages, ask, spec)
+    return passage_spans(spec, messages_of, passages, history, ask.tools)
 
 
 def grounded_messages(

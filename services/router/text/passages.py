@@ -332,14 +332,17 @@ def shown(
     *,
     include_text: bool,
     extractive: bool = False,
+    approximate: bool = False,
 ) -> dict[str, Any]:
     """Return the `retrieval` object of a response; passages' texts only if asked for.
 
-    `extractive` marks an answer that quotes the passages and was written by no model.
+    `extractive` marks an answer that quotes the passages and was written by no model, `approximate` one whose passages
+    were computed alone.
     """
     told = {
         "collection": collection,
         "found": found,
         "passages": passage_rows(passages, include_text=include_text),
     }
-    return {**told, "extractive": True} if extractive else told
+    marks = {"extractive": extractive, "approximate": approximate}
+    return told | {name: True for name, marked in marks.items() if marked}

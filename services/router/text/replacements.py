@@ -12,8 +12,9 @@ from common.wire.search import Hit
 from common.wire.workflows import ChatRequest
 from services.router.text.chats import SessionHistory, chat_prompt
 from services.router.text.collections import query_words
-from services.router.text.grounded import PassageSlot, grounded_messages, readable
+from services.router.text.grounded import PassageSlot, grounded_messages, readable, spans_of
 from services.router.text.intervals import NO_CHANGE, Splice, shifted, splice, window
+from services.router.text.passage_spans import PassageSpan
 from services.router.text.passages import Passage, budget, passages_of
 from services.router.text.requests import encode_all
 from services.router.text.tokens import Spec, load
@@ -31,11 +32,15 @@ class WindowQuery(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """The prompt's new passages and the change that inserts them, or the reason for keeping the former passages."""
+    """The prompt's new passages and the change that inserts them, or the reason for keeping the former passages.
+
+    `spans` are those of the new prompt, if passages are computed alone.
+    """
 
     passages: list[Passage]
     splice: Splice = NO_CHANGE
     kept: Kept | None = None
+    spans: Sequence[PassageSpan] = ()
 
 
 def window_query(
@@ -85,7 +90,8 @@ def replacement(
         if error.code != "context_length_exceeded":
             raise
         return Replacement([], kept="no_room")
-    return Replacement(kept, splice(slot.prompt, prompt(kept)))
+    spans = spans_of(ask, spec, history, kept)
+    return Replacement(kept, splice(slot.prompt, prompt(kept)), spans=spans)
 
 
 def numbered(found: Sequence[Passage], known: Sequence[Passage], first: int) -> list[Passage]:

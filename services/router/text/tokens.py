@@ -158,6 +158,20 @@ class TextEncoder:
         # stays.
         return [i for i in ids if i not in self._special or self._special[i] not in text]
 
+    def located(self, text: str, *, written: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of `written`, or else of `bare`, and the characters [start, end) of each token."""
+        self.tokenizer.encode_special_tokens = written
+        try:
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        finally:
+            self.tokenizer.encode_special_tokens = False
+        kept = [
+            at
+            for at, i in enumerate(encoding.ids)
+            if not written or i not in self._special or self._special[i] not in text
+        ]
+        return [encoding.ids[at] for at in kept], [encoding.offsets[at] for at in kept]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -32,6 +32,7 @@ from services.router.responses.answer_sources import follow
 from services.router.text.chats import SessionHistory
 from services.router.text.grounded import GroundedSpec
 from services.router.text.intervals import NO_CHANGE, WINDOW, Pace, Schedule, Splice, budget_s
+from services.router.text.passage_spans import PassageSpan
 from services.router.text.passages import Passage, passage_rows
 from services.router.text.replacements import Replacement, replacement, window_query
 from services.router.text.tokens import Spec
@@ -119,7 +120,7 @@ class IntervalRetrieval:
                 self._next = extension.number + 1
                 if extension.changes:
                     change = Splice(extension.start, extension.removed, extension.tokens)
-                    self._sent = Replacement(self._in_force, change)
+                    self._sent = Replacement(self._in_force, change, spans=extension.spans)
         self._known = msgspec.convert(self._rests.shown["passages"], list[Passage])
 
     @property
@@ -177,13 +178,13 @@ class IntervalRetrieval:
     async def _retrieve(self, number: int) -> None:
         """Make one retrieval and send its passages; an error of the retrieval alone keeps the former passages."""
         attempt = _Attempt(self._workflow.context.bus.clock)
-        kept, change = "same", NO_CHANGE
+        kept, change, spans = "same", NO_CHANGE, list[PassageSpan]()
         try:
             made = await self._found(number, attempt)
             if made.kept is not None:
                 kept = made.kept
             elif _numbers(made.passages) != _numbers(self._sent.passages):
-                kept, change = "", made.splice
+                kept, change, spans = "", made.splice, list(made.spans)
                 self._sent = made
                 self._known += made.passages
         except (BusDown, DeadlineExceeded, Cancelled):
@@ -191,10 +192,11 @@ class IntervalRetrieval:
         except SpillwayError as error:
             kept = error.code
         if kept and self._retrieval.late == "keep":
-            change = self._sent.splice  # the change sent before may not have taken effect yet
+            # The change sent before may not have taken effect yet.
+            change, spans = self._sent.splice, list(self._sent.spans)
         note = self._note(number, attempt, kept)
         await self._workflow.context.bus.control.send(
-            self._job, Extend(number=number, note=note, **change._asdict())
+            self._job, Extend(number=number, note=note, spans=spans, **change._asdict())
         )
 
     def _note(self, number: int, attempt: _Attempt, kept: str) -> bytes:

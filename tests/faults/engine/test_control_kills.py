@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
 from bench.engine import random_models
 from common.bus import Bus, Notifications
 from common.config import Common
@@ -23,11 +26,24 @@ EXTENSIONS = [
 ]
 
 
-async def test_killed_workers(bus: Bus, config: Common, tmp_path: Path) -> None:
+def placed(extensions: list[Extend]) -> list[Extend]:
+    """Return extensions whose tokens, and a passage before them, are computed alone."""
+    return [
+        replace(each, spans=[(20, 60), (each.start, each.start + len(each.tokens))])
+        for each in extensions
+    ]
+
+
+@pytest.mark.parametrize("precomputed", [False, True])
+async def test_killed_workers(
+    bus: Bus, config: Common, tmp_path: Path, *, precomputed: bool
+) -> None:
     """kill -9 of the holder while it waits, and after an extension: tokens, text and extensions of the undisturbed run.
 
-    The model is real, and draws with a seed and penalties.
+    The model is real, and draws with a seed and penalties. Precomputed passages are in one worker's store and not in
+    another's.
     """
+    extensions = placed(EXTENSIONS) if precomputed else EXTENSIONS
     random_models.write(tmp_path / "m", "llama", random_models.settings("llama", 1))
     flags: tuple[str, ...] = ("--embed-model", "none", "--chat-model", str(tmp_path / "m"))
     flags += ("--threads", "1", "--device", "cpu", "--kv-bytes", str(4 << 20))
@@ -55,21 +71,22 @@ async def test_killed_workers(bus: Bus, config: Common, tmp_path: Path) -> None:
             max_new=250,
             sampling=SamplingParams(temperature=0.8, repetition=1.2, frequency=0.3, seed=9),
             extensions=RULE,
+            spans=[(20, 60), (70, 95)] if precomputed else [],
         )
         calm = await desk.admit(asked)
-        for extension in EXTENSIONS:
+        for extension in extensions:
             await bus.control.send(calm, extension)
         expected, _ = await desk.result(calm)
 
         job = await desk.admit(asked)
-        await bus.control.send(job, EXTENSIONS[0])
+        await bus.control.send(job, extensions[0])
         await desk.until(job, 32)  # it waits for the second one
         await kill_the_holder()
-        await bus.control.send(job, EXTENSIONS[1])
+        await bus.control.send(job, extensions[1])
         before = await desk.until(
             job, 48
         )  # another worker took the second one, and waits for the third
-        for extension in (*EXTENSIONS[:2], EXTENSIONS[2]):  # as a router does that takes over
+        for extension in (*extensions[:2], extensions[2]):  # as a router does that takes over
             await bus.control.send(job, extension)
         await desk.until(job, 50)
         await kill_the_holder()
@@ -81,4 +98,4 @@ async def test_killed_workers(bus: Bus, config: Common, tmp_path: Path) -> None:
     assert result.completion_tokens == 250
     for each in (calm, job):
         took = [(one.tokens, one.extension) for one in await applied(desk, each)]
-        assert took == [(16, EXTENSIONS[0]), (32, EXTENSIONS[1]), (48, EXTENSIONS[2])]
+        assert took == [(16, extensions[0]), (32, extensions[1]), (48, extensions[2])]

@@ -218,13 +218,15 @@ async def test_a_session_remembers_the_last_prompt(bus: Bus, desk: Desk) -> None
 
 async def test_extensions_that_cannot_take_effect(bus: Bus, desk: Desk) -> None:
     """One that is too long, or outside of the prompt, is logged as one without a change; bad rules are refused."""
-    rule = ExtensionRule(every=4, most=5)
+    rule = ExtensionRule(every=4, most=7)
     wrong = [
         Extend(number=1, start=70, tokens=[1] * 9000),
         Extend(number=2, start=70, tokens=[1] * 600),
         Extend(number=3, start=90, removed=11),
         Extend(number=4, removed=100),
         Extend(number=5, tokens=[1, 5000]),
+        Extend(number=6, start=70, removed=10, tokens=[*b"0123456789"], spans=[(70, 75), (74, 80)]),
+        Extend(number=7, start=70, removed=10, tokens=[*b"0123456789"], spans=[(95, 100)]),
     ]
     async with running(bus, HeldRunner(kv_bytes=16 * 4096)) as worker:
         job = await desk.admit(work(PROMPT, max_new=40, extensions=rule))
@@ -232,12 +234,15 @@ async def test_extensions_that_cannot_take_effect(bus: Bus, desk: Desk) -> None:
             assert await bus.control.send(job, extension) == "sent"
         assert await desk.text(job) == said(40, [])
         found = [(each.tokens, each.extension) for each in await applied(desk, job)]
-        assert found == [(4 * n, Extend(number=n)) for n in range(1, 6)]
-        assert worker.value("spillway_prompt_extensions_total", outcome="refused") == 5
+        assert found == [(4 * n, Extend(number=n)) for n in range(1, 8)]
+        assert worker.value("spillway_prompt_extensions_total", outcome="refused") == 7
         for bad, sentence in (
             (work(PROMPT, n=2, extensions=rule), "one choice"),
             (work(PROMPT, PROMPT, extensions=rule), "one prompt"),
             (work(PROMPT, extensions=ExtensionRule(every=0, most=1)), "1 or more tokens"),
+            (work(PROMPT, spans=[(0, 5)]), "without the prompt's first and last token"),
+            (work(PROMPT, spans=[(5, 9), (8, 12)]), "rising"),
+            (work(PROMPT, PROMPT, spans=[(5, 9)]), "in one prompt"),
         ):
             event = await desk.end(await desk.admit(bad))
             assert (event.kind, event.code) == ("error", "invalid_request")

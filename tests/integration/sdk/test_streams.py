@@ -153,6 +153,15 @@ async def test_a_grounded_answer(mesh: TalkingMesh, client: sw.AsyncSpillway) ->
         assert [(p.index, p.document_id, p.text) for p in answer.passages] == [
             (1, "d", "The Danube flows through Vienna.")
         ]
+        assert answer.retrieval is not None
+        assert not answer.retrieval.approximate
+    grounds |= {"precomputed": True}
+    whole = await client.chat.completions.create("which?", retrieval=grounds, max_tokens=5)
+    stream = await client.chat.completions.stream("which?", retrieval=grounds, max_tokens=5)
+    streamed = await stream.final()
+    assert [each.retrieval and each.retrieval.approximate for each in (whole, streamed)] == [
+        True
+    ] * 2
     await client.collections.create("empty")
     nothing = await client.chat.completions.create("which?", retrieval="empty")
     assert nothing.retrieval is not None

@@ -28,7 +28,7 @@ from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
 from engine.device import DeviceQueue
-from tests.support.engine_simulator import Ask, Rewrite, Simulation, prompts
+from tests.support.engine_simulator import Ask, Rewrite, Simulation, prompts, some_spans
 from tests.unit.engine.test_ahead import PROBES, STOP, RememberingExecutor
 from tests.unit.engine.test_schedule import LONGEST, WINDOWS, shape
 
@@ -237,10 +237,13 @@ def rewrites(draw: st.DrawFn) -> tuple[Sequence[int | None], int, int, StepLimit
                 *(rng.randrange(50) for _ in range(rng.randint(1, 40))),
                 *tail,
             )
-            changes.append(Rewrite(rng.randint(5, 60), rng.randint(0, 10), other[:LONGEST]))
+            other = other[:LONGEST]
+            spans = some_spans(rng, other)
+            changes.append(Rewrite(rng.randint(5, 60), rng.randint(0, 10), other, spans))
         changes.sort(key=lambda change: change.at)
         leaves = rng.randint(20, 70) if rng.random() < 0.2 else -1
-        asks.append(Ask(rng.randint(0, 4), prompt, rng.randint(1, 60), leaves, "a", tuple(changes)))
+        came, new = rng.randint(0, 4), rng.randint(1, 60)
+        asks.append(Ask(came, prompt, new, leaves, "a", tuple(changes), some_spans(rng, prompt)))
     pages = -(-(LONGEST + 60) // PAGE) + draw(st.sampled_from([0, 1, 3, 100]))
     bounds = StepLimits(draw(st.sampled_from([16, 40, 512])), draw(st.sampled_from([1, 2, 64])))
     return draw(st.sampled_from(WINDOWS)), pages, draw(st.sampled_from([0, 5, 200])), bounds, asks

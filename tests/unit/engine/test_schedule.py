@@ -15,7 +15,7 @@ from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
 from engine.decoder.scheduler import Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
-from tests.support.engine_simulator import Ask, Simulation, alone, prompts
+from tests.support.engine_simulator import Ask, Simulation, alone, prompts, some_spans
 
 LONGEST = 200
 WINDOWS: list[list[int | None]] = [
@@ -41,6 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[ModelShape, StepLimits, list[Ask]]:
             rng.randint(1, 60),
             rng.randint(1, 60) if rng.random() < 0.2 else -1,
             rng.choice(["a", "a", "a", "b"]),
+            spans=some_spans(rng, prompt) if not any(windows) else (),
         )
         for prompt in prompts(rng, count, LONGEST)
     ]
