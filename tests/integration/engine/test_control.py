@@ -67,6 +67,13 @@ async def paused(worker: Worker, count: int = 1) -> None:
             await asyncio.sleep(0.002)
 
 
+async def heard(worker: Worker, job: str, count: int) -> None:
+    """Wait until the worker has fetched so many extensions of a job that have not taken effect."""
+    async with asyncio.timeout(WAIT_S):
+        while (held := worker.loop._jobs.get(job)) is None or len(held.extensions._sent) < count:  # noqa: ASYNC110 - a fetch has no event
+            await asyncio.sleep(0.002)
+
+
 async def test_a_generation_waits_for_each_extension(bus: Bus, desk: Desk) -> None:
     """At each boundary it waits for the extension of that number; what comes early, or changes nothing, is taken there.
 
@@ -111,6 +118,7 @@ async def test_a_late_extension_is_kept_for_the_next_boundary(bus: Bus, desk: De
         job = await desk.admit(work(PROMPT, max_new=60, extensions=rule))
         for number in (1, 3, 2):
             assert await bus.control.send(job, extend(number, f"text {number}")) == "sent"
+        await heard(worker, job, 3)
         worker.runner.gate.set()
         pieces, _ = await desk.result(job)
         (found,) = await applied(desk, job)
