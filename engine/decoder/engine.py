@@ -454,7 +454,7 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     positions = [*part.known, *part.positions[len(part.known) :][: len(guesses)]]
     return SequenceInput(
         tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part,
-        sequence.long,
+        sequence.long, sequence.front,
     )  # fmt: skip
 
 

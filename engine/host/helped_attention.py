@@ -14,6 +14,7 @@ from common.transport.memory_segment import MemorySegment
 from common.types.helper_address import HelperAddress
 from engine.decoder.executor.host_attention import (
     HostAttention,
+    HostFronts,
     HostResult,
     HostSpan,
     HostSubBatch,
@@ -32,6 +33,7 @@ from engine.host.tcp_acceptor import TcpAcceptor
 from engine.host.tcp_channel import TcpChannel
 from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.page_memory import PageMemory
+from engine.kernels.two_sides import SplitRows
 from engine.models.decoders.compiled_decoder import PAGE_KINDS
 from engine.models.decoders.spec import DecoderSpec
 
@@ -81,6 +83,11 @@ class HelpedAttention:
             channel.missed(step)
         self.layers["worker"] += self._all_layers
         return self.own.plan(queries)
+
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        """Prepare attention to fronts, which this process attends to: a helper's slots bring back results only."""
+        self.layers["worker"] += self._all_layers
+        return self.own.plan_fronts(queries)
 
     @property
     def link(self) -> HelperLink | None:
