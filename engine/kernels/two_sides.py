@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from common.pages.identity import CHUNK, PAGE
 from engine.kernels.attention_plan import QueryRows
+from engine.kernels.page_memory import PageMemory
 
 
 class SplitRows(QueryRows, Protocol):
@@ -25,8 +26,12 @@ class SideRows(NamedTuple):
     long: bool = False
 
 
-def front_sides(queries: Sequence[SplitRows]) -> list[SideRows]:
-    """Return rows with their fronts only; ValueError if a front is no number of whole chunks, or has a missing page."""
+def front_sides(queries: Sequence[SplitRows], pools: Sequence[PageMemory]) -> list[SideRows]:
+    """Return rows with their fronts only.
+
+    ValueError if a front is no number of whole chunks, or has a missing page, or if layers of the `pools` have windows.
+    """
+    _check_pools(pools)
     for index, rows in enumerate(queries):
         _check(index, rows, [table[: rows.front] for table in rows.pages])
     return [
@@ -39,8 +44,9 @@ def front_sides(queries: Sequence[SplitRows]) -> list[SideRows]:
     ]
 
 
-def rest_sides(queries: Sequence[SplitRows]) -> list[SideRows]:
+def rest_sides(queries: Sequence[SplitRows], pools: Sequence[PageMemory]) -> list[SideRows]:
     """Return rows with the pages after their fronts; ValueError as for `front_sides`, or if a row lies in a front."""
+    _check_pools(pools)
     for index, rows in enumerate(queries):
         if rows.positions[0] < rows.front * PAGE:
             raise ValueError(
@@ -56,6 +62,11 @@ def rest_sides(queries: Sequence[SplitRows]) -> list[SideRows]:
         )
         for rows in queries
     ]
+
+
+def _check_pools(pools: Sequence[PageMemory]) -> None:
+    if any(pool.window is not None for pool in pools):
+        raise ValueError("sequences of models whose layers have windows have no fronts")
 
 
 def _check(index: int, rows: SplitRows, sides: Sequence[Sequence[int]]) -> None:

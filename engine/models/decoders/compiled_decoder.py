@@ -511,7 +511,7 @@ class PlannedFront:
         *,
         threads: int,
     ) -> None:
-        step = _Step(front_sides(queries), pools, whole=False)
+        step = _Step(front_sides(queries, pools), pools, whole=False)
         fronts = [rows.front for rows in queries]
         self._kernels, self._pools = kernels, list(pools)
         self._planned = _Planned(kernels, spec, step, threads, even=True, side=(_FRONT, fronts))
@@ -542,7 +542,7 @@ class PlannedRest:
         *,
         threads: int,
     ) -> None:
-        step = _Step(rest_sides(queries), pools, whole=False)
+        step = _Step(rest_sides(queries, pools), pools, whole=False)
         fronts = [rows.front for rows in queries]
         self._kernels, self._pools = kernels, list(pools)
         self._planned = _Planned(kernels, spec, step, threads, side=(_REST, fronts))

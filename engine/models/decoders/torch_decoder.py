@@ -230,7 +230,7 @@ class TorchDecoder:
         """Plan attention to the pages after fronts that are attended elsewhere (see `TorchRest`)."""
         shared = self.spec.heads // self.spec.kv_heads
         return TorchRest(
-            self, self._attention.plan_partly(rest_sides(queries), pools, shared), pools
+            self, self._attention.plan_partly(rest_sides(queries, pools), pools, shared), pools
         )
 
     def attend_partly(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Partial:

@@ -132,11 +132,12 @@ def test_torch_merges_up_to_rounding(cap: float) -> None:
     expected = _over_both(KERNELS[0], case, 1, 1)
     q = case.joined[:, :6].contiguous()
     found, triton = [], []
-    for pool, rows in ((case.host, front_sides(case.split)), (case.device, rest_sides(case.split))):
+    for pool, side in ((case.host, front_sides), (case.device, rest_sides)):
         plain = PageMemory(
             case.spec, None, range(LAYERS), PAGES, dtype=torch.float32, device=torch.device("cpu")
         )
         plain.data.copy_(unpack(pool.data))
+        rows = side(case.split, [plain])
         [plan] = plan_groups(rows, [plain], whole=False)
         found.append(partial_attention(q, plain, 1, plan))
         if TRITON is not None:
@@ -160,4 +161,14 @@ def test_torch_merges_up_to_rounding(cap: float) -> None:
 def test_fronts_that_cannot_be(rows: Split, said: str) -> None:
     """A front is whole chunks of pages that are there, and rows come after it."""
     with pytest.raises(ValueError, match=said):
-        (front_sides([rows]), rest_sides([rows]))
+        (front_sides([rows], []), rest_sides([rows], []))
+
+
+def test_windows_have_no_fronts() -> None:
+    """Layers with windows are refused."""
+    case = _case(1, torch.float32, 2, 1, 8, 0.0)
+    pool = PageMemory(
+        case.spec, 40, range(LAYERS), 1, dtype=torch.float32, device=torch.device("cpu")
+    )
+    with pytest.raises(ValueError, match="windows"):
+        front_sides(case.split, [pool])
