@@ -133,7 +133,7 @@ def test_several_with_one_front(executor: TorchExecutor) -> None:
     ]
     first = Text(tiers, head)
     executor.logits([first.rows(0, len(head))])
-    executor.staged_logits([], moves=HomeMoves(first.change(CHUNK)))
+    executor.execute_staged([], moves=HomeMoves(first.change(CHUNK)))
     for text in texts:
         text.front, text.pages = CHUNK, [list(table) for table in first.pages]
 
