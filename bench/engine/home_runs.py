@@ -33,19 +33,25 @@ from engine.device import DeviceQueue
 
 
 class HomeSizes(NamedTuple):
-    """Pages on the device and on the host, and the longest head, tail and answer of a request, in tokens."""
+    """Pages on the device and on the host; tokens of a common head, and of the longest tail and answer of a request.
+
+    A request begins with as many tokens of the head as one of `heads`.
+    """
 
     pages: int
     host_pages: int
-    head: int
+    heads: tuple[int, int, int]
     tail: int
     new: int
 
+    @property
+    def head(self) -> int:
+        """The tokens of the whole head."""
+        return max(self.heads)
 
-SMALL = HomeSizes(10, 12, 70, 120, 40)  # the longest sequence takes 8 pages
-LONG = HomeSizes(
-    20, 36, 290, 90, 40
-)  # the longest takes 14: a front of 8 on the host, the rest on the device
+
+SMALL = HomeSizes(10, 12, (0, 40, 70), 120, 40)  # the longest sequence takes 8 pages
+LONG = HomeSizes(17, 48, (0, 0, 290), 60, 150)  # the longest takes 16, of which 8 may be a front
 # Every family, and every kind of weights: layers with a window, without one, and both.
 KINDS = tuple(
     map(
@@ -156,7 +162,8 @@ async def compare(
     works = [_work(draw, head, samplings, sizes) for _ in range(draw.randint(3, 9))]
     extensions = random.Random(f"{seed} extensions")
     works = [_extended(extensions, work, sizes) for work in works]
-    profile = OffloadProfile(_scaled(sides.points, draw))
+    points = _scaled(sides.points, draw)
+    profile = OffloadProfile(_near_host(points) if split else points)
     homes = HomePlanner(sides.executor, profile, mode, split=split)
     before, both = dict(sides.executor.attended), sides.executor.on_both
     device = DeviceQueue()
@@ -328,9 +335,18 @@ def _work(
     tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, sizes.tail))]
     aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
-        head[: draw.choice((0, 40, sizes.head))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, sizes.new),
+        head[: draw.choice(sizes.heads)] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, sizes.new),
         draw.choice(samplings), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
     )  # fmt: skip
+
+
+def _near_host(points: OffloadPoints) -> OffloadPoints:
+    """Return costs of a machine whose host is as quick at attention as its device is slow."""
+    host, exchange, device = (
+        [probe._replace(seconds=factor * probe.seconds) for probe in probes]
+        for probes, factor in ((points.host, 0.02), (points.exchange, 0.02), (points.device, 20))
+    )
+    return msgspec.structs.replace(points, host=host, exchange=exchange, device=device)
 
 
 def _scaled(points: OffloadPoints, draw: random.Random) -> OffloadPoints:
