@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -241,16 +242,16 @@ class _HelpedFronts:
 
     def wait(self, group: int, found: Partial) -> HostSpan | None:
         """Wait for the helper; None if it is late or has gone."""
-        came = torch.empty(sum(each.numel() for each in found))
+        ends = list(accumulate(each.numel() for each in found))
+        came = torch.empty(ends[-1])
         patience_s = self._attention.waits_s(group, self._step)
         span = self._channel.wait(self._slot, came.data_ptr(), patience_s)
         if span is None:
             self._attention.too_late()
             return None
         self._attention.in_time()
-        parts = came.split([each.numel() for each in found])
-        for there, part in zip(found, parts, strict=True):
-            there.copy_(part.view_as(there))
+        for there, end in zip(found, ends, strict=True):
+            there.copy_(came[end - there.numel() : end].view_as(there))
         return HostSpan(*span)
 
 

@@ -120,7 +120,7 @@ def step(
     return results
 
 
-class FrontRows(NamedTuple):
+class FrontedRows(NamedTuple):
     """Rows of a sequence with a front."""
 
     positions: list[int]
@@ -134,9 +134,9 @@ def check_fronts(sides: Sides, seed: int, disturb: object = None) -> None:
     order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(seed)).tolist()
     shared = [*order[:8], *([9999] * 4)]  # the numbers of pages of the other tier
     queries = [
-        FrontRows([300], [shared], front=8),
-        FrontRows([290, 291, 320], [shared], front=8),
-        FrontRows([600], [[*order[8:24], *([9999] * 3)]], front=16),
+        FrontedRows([300], [shared], front=8),
+        FrontedRows([290, 291, 320], [shared], front=8),
+        FrontedRows([600], [[*order[8:24], *([9999] * 3)]], front=16),
     ]
     ours, alone = (_fronts(side, queries, seed, disturb) for side in (sides.ours, sides.alone))
     assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
@@ -146,7 +146,7 @@ def check_fronts(sides: Sides, seed: int, disturb: object = None) -> None:
 
 
 def _fronts(
-    side: AttendingSide, queries: list[FrontRows], seed: int, disturb: object
+    side: AttendingSide, queries: list[FrontedRows], seed: int, disturb: object
 ) -> list[Tensor]:
     batch, draw = side.attention.plan_fronts(queries), torch.Generator().manual_seed(seed)
     rows, results = sum(len(each.positions) for each in queries), list[Tensor]()

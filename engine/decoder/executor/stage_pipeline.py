@@ -216,7 +216,7 @@ class _Flight:
         self._ends = (0, *ends)
         own, split, staged, hosted = ([batch[index] for index in group] for group in groups)
         self._own = pipeline.decoder.planned(own, pipeline.device) if own else None
-        self._split = _Split(pipeline, split) if split else None
+        self._split = _Fronted(pipeline, split) if split else None
         self._staged = _Staged(pipeline, staged) if staged else None
         self._hosted: HostSubBatch | None = pipeline.attention.plan(hosted) if hosted else None
         spec = pipeline.decoder.spec
@@ -286,7 +286,7 @@ class _Flight:
             self._split.settle()
 
 
-class _Split:
+class _Fronted:
     """Sequences with fronts: the host attends to these, while the device attends to the `rest` of their pages."""
 
     def __init__(self, pipeline: StagePipeline, batch: Sequence[SequenceInput]) -> None:

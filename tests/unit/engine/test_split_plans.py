@@ -252,8 +252,8 @@ def test_golden_fronts() -> None:
     fetched = choose_resume(prompt, StepWork(), everywhere, model)
     assert fetched is not None
     assert fetched.use == "fetch"
-    # Over a link ten times slower they take 132 ms, attending 32 rows on a host of 200 GB/s 86, of which it waits 12 in later
-    # steps; with the last 7 pages and the turn on the device it is 84.
+    # Over a link ten times slower they take 132 ms, attending 32 rows on a host of 200 GB/s 86, of which it waits 12 in
+    # later steps; with the last 7 pages and the turn on the device it is 84.
     far = slow._replace(host=model.host.scaled(0.25))
     chosen = choose_resume(prompt, StepWork(), everywhere._replace(hidden=False), far)
     assert chosen is not None

@@ -27,7 +27,7 @@ TRITON = triton_attention()
 LAYERS, PAGES = 2, 90
 
 
-class Split(NamedTuple):
+class SplitText(NamedTuple):
     """Rows of one sequence and its pages; the first `front` are in the host's memory."""
 
     positions: list[int]
@@ -40,8 +40,8 @@ class Case(NamedTuple):
     """Sequences with fronts, the same sequences in one memory, and their keys, values and queries."""
 
     spec: DecoderSpec
-    split: list[Split]
-    whole: list[Split]
+    split: list[SplitText]
+    whole: list[SplitText]
     one: PageMemory
     device: PageMemory
     host: PageMemory
@@ -81,8 +81,8 @@ def _case(seed: int, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, ca
             packed = pack(contents[None])[0]
             one.data[page] = packed
             there.data[tables[2 if at < front else 1][at]] = packed
-        split.append(Split(positions, [[*tables[2][:front], *tables[1][front:]]], front=front))
-        whole.append(Split(positions, [tables[0]]))
+        split.append(SplitText(positions, [[*tables[2][:front], *tables[1][front:]]], front=front))
+        whole.append(SplitText(positions, [tables[0]]))
     joined = torch.randn(sum(len(q.positions) for q in split), heads + 2 * kv_heads, dim)
     return Case(spec, split, whole, one, device, host, joined)
 
@@ -151,14 +151,14 @@ def test_torch_merges_up_to_rounding(cap: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (Split([300], [[0] * 10], front=5), "multiple of 8"),
-        (Split([300], [[0] * 10]), "multiple of 8"),
-        (Split([300], [[0] * 7 + [-1] + [0] * 2], front=8), "not resident"),
-        (Split([300], [[0] * 9 + [-1]], front=8), "not resident"),
-        (Split([255], [[0] * 10], front=8), "lies in its front"),
+        (SplitText([300], [[0] * 10], front=5), "multiple of 8"),
+        (SplitText([300], [[0] * 10]), "multiple of 8"),
+        (SplitText([300], [[0] * 7 + [-1] + [0] * 2], front=8), "not resident"),
+        (SplitText([300], [[0] * 9 + [-1]], front=8), "not resident"),
+        (SplitText([255], [[0] * 10], front=8), "lies in its front"),
     ],
 )
-def test_fronts_that_cannot_be(rows: Split, said: str) -> None:
+def test_fronts_that_cannot_be(rows: SplitText, said: str) -> None:
     """A front is whole chunks of pages that are there, and rows come after it."""
     with pytest.raises(ValueError, match=said):
         (front_sides([rows], []), rest_sides([rows], []))
