@@ -263,6 +263,8 @@ class HomeRun:
                 step = None if parts is None else engine.submit(parts)
             if step is not None:
                 engine.submit_ahead()
+            else:
+                await asyncio.sleep(0)  # copies that hold pages end meanwhile
             for work, generation in zip(works, generations, strict=True):
                 if work.arrives == number:
                     engine.add(generation)
