@@ -20,11 +20,17 @@ from bench.engine import home_runs
 from bench.engine.helper_process import helper_process, local_address, wait_until
 from bench.engine.home_runs import HomeSides
 from common.types.helper_address import ChannelKind, HelperAddress
-from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
+from engine.decoder.executor.host_attention import (
+    HostAttention,
+    HostFronts,
+    HostResult,
+    HostSubBatch,
+)
 from engine.decoder.executor.host_link import Ready
 from engine.decoder.offload.plan import OffloadMode
 from engine.host.helped_attention import HelpedAttention
 from engine.kernels.attention_plan import QueryRows
+from engine.kernels.two_sides import SplitRows
 
 SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
 KILLS = 60 if SOAK else 2
@@ -42,6 +48,9 @@ class DisturbedAttention:
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
         return _DisturbedSubBatch(self, self.inner.plan(queries))
+
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        return self.inner.plan_fronts(queries)
 
     def close(self) -> None:
         self.inner.close()

@@ -209,17 +209,18 @@ class SharedPages:
 
     def check(self) -> None:
         """Every sequence sees its tokens, and a page has as many references as sequences that hold it."""
-        tiers, held = self.table.tiers, {"device": Counter[int](), "host": Counter[int]()}
+        tiers = self.table.tiers
+        held: dict[LocalTier, Counter[int]] = {"device": Counter(), "host": Counter()}
         for sequence in self.sequences:
             tokens, pages = sequence.tokens(), sequence.pages[0]
-            for at, page in enumerate(pages):
-                held[sequence.tier(at)].update([page] if page >= 0 else [])
+            for at, number in enumerate(pages):
+                held[sequence.tier(at)].update([number] if number >= 0 else [])
             for position in range(sequence.length - 1):
-                tier = sequence.tier(position // PAGE)
-                page = self.memory[tier][pages[position // PAGE]]
+                there = sequence.tier(position // PAGE)
+                page = self.memory[there][pages[position // PAGE]]
                 assert page[position % PAGE] == tokens[position]
         for tier, counts in held.items():
-            pool = tiers.pools(tier)[0]  # type: ignore[arg-type]
+            pool = tiers.pools(tier)[0]
             assert pool.used == len(counts)
             assert all(pool.references(page) == count for page, count in counts.items())
         tiers.check()

@@ -97,8 +97,7 @@ def test_logits_over_both_tiers_are_those_of_one(executor: TorchExecutor, seed: 
     executor.logits([split.rows(0, 270)])
     executor.logits([beside.rows(0, 270)])
     hosted = Text({"device": tiers["host"]}, tokens)
-    home = {"home": "host", "attended": "host", "part": 1}
-    executor.staged_logits([hosted.rows(0, 400)._replace(**home)])
+    executor.staged_logits([hosted.rows(0, 400, 1)._replace(home="host", attended="host")])
     both, at = executor.on_both, 270
     moves = split.change(CHUNK)
     while at < 470:
@@ -106,7 +105,7 @@ def test_logits_over_both_tiers_are_those_of_one(executor: TorchExecutor, seed: 
         part = draw.randrange(2)
         batch = [
             beside.rows(at, end, 1 - part),
-            hosted.rows(399, 400)._replace(**home),
+            hosted.rows(399, 400, 1)._replace(home="host", attended="host"),
             split.rows(at, end, part),
         ]
         logits = executor.staged_logits(batch, moves=HomeMoves(moves))
