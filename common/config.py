@@ -133,6 +133,7 @@ class WorkerConfig(PagesConfig, frozen=True):
     host_kv_bytes: Share = "auto"
     passage_kv_bytes: Count = 256 << 20
     host_attention: Literal["off", "auto", "simple", "symmetric", "full", "swap"] = "off"
+    host_split: bool = False
     host_cores: str = ""
     # The address at which a gpu_worker and its helper (role host) meet: the path of a Unix socket, relative to the data
     # directory, or tcp://HOST:PORT, where both prove that they know the secret; "": no helper.

@@ -31,14 +31,35 @@ from engine.decoder.output.detokenizer import Vocabulary
 from engine.decoder.scheduler import StepLimits
 from engine.device import DeviceQueue
 
-PAGES, HOST_PAGES = 10, 12  # the longest sequence takes 8
-HEAD, TAIL, NEW = 70, 120, 40
+
+class HomeSizes(NamedTuple):
+    """Pages on the device and on the host; tokens of a common head, and of the longest tail and answer of a request.
+
+    A request begins with as many tokens of the head as one of `heads`.
+    """
+
+    pages: int
+    host_pages: int
+    heads: tuple[int, int, int]
+    tail: int
+    new: int
+
+    @property
+    def head(self) -> int:
+        """The tokens of the whole head."""
+        return max(self.heads)
+
+
+SMALL = HomeSizes(10, 12, (0, 40, 70), 120, 40)  # the longest sequence takes 8 pages
+LONG = HomeSizes(17, 48, (0, 0, 290), 60, 150)  # the longest takes 16, of which 8 may be a front
 # Every family, and every kind of weights: layers with a window, without one, and both.
 KINDS = tuple(
     map(
         " ".join, zip(random_models.FAMILIES, cycle(("fp32", "bf16", "int4", "int8")), strict=False)
     )
 )
+# Kinds of models without windows: their sequences may be over both tiers.
+UNWINDOWED = ("llama fp32", "olmo2 bf16", "granite int8")
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, repetition=1.4, presence=0.5),
@@ -80,7 +101,8 @@ class Work(NamedTuple):
 class HomeCounts(NamedTuple):
     """Answers that differ from those of the device alone, those compared, and what happened on the way.
 
-    `device` and `host` are rows attended there in steps in stages, `preempted` sequences that lost their pages, `moves`
+    `device` and `host` are rows attended there in steps in stages, `both` those of the former with a front on the host,
+    `left` sequences that left a front there, `preempted` sequences that lost their pages, `moves`
     those that changed their home, `aborted` requests, `shared` prompt tokens that were found computed, and `extended`
     prompts that were changed. `resumed` counts prompts of which only the host had pages, by what became of these, and
     `pages` those with which sequences came home to the host, by how they got them. `excused` answers differ first
@@ -99,10 +121,16 @@ class HomeCounts(NamedTuple):
     resumed: Counter[Resume]
     pages: Counter[str]
     excused: int = 0
+    both: int = 0
+    left: int = 0
 
 
 def sides(
-    kind: str, directory: Path, helper: HelperAddress | None = None, device: str = "cpu"
+    kind: str,
+    directory: Path,
+    helper: HelperAddress | None = None,
+    device: str = "cpu",
+    sizes: HomeSizes = SMALL,
 ) -> HomeSides:
     """Write a small model of a kind ("family dtype") and load both executors, one for helpers at an address."""
     family, dtype = kind.split()
@@ -112,27 +140,32 @@ def sides(
     )
     each = sum(alone.shape.page_bytes)
     executor = TorchExecutor.load(
-        str(directory), device=device, dtype=dtype, threads=1, kv_bytes=PAGES * each,
-        host_bytes=HOST_PAGES * each, host_threads=1, helper=helper,
+        str(directory), device=device, dtype=dtype, threads=1, kv_bytes=sizes.pages * each,
+        host_bytes=sizes.host_pages * each, host_threads=1, helper=helper,
     )  # fmt: skip
     return HomeSides(executor, measure_stages(executor, 64, 4), alone)
 
 
-async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
+async def compare(
+    sides: HomeSides, seed: int, mode: OffloadMode, sizes: HomeSizes = SMALL, *, split: bool = False
+) -> HomeCounts:
     """Compute random work in a mode and on the device alone; raises what breaks an invariant of the pages.
+
+    With `split` sequences may be over both tiers.
 
     Alone there is room for all requests from the beginning, none is aborted, and steps have another size. All is drawn
     greedily, without penalties, where bits depend on the batch.
     """
     draw = random.Random(seed)
-    head = [draw.randrange(random_models.VOCABULARY) for _ in range(HEAD)]
+    head = [draw.randrange(random_models.VOCABULARY) for _ in range(sizes.head)]
     samplings = SAMPLINGS if sides.alone.exact else SAMPLINGS[:1]
-    works = [_work(draw, head, samplings) for _ in range(draw.randint(3, 9))]
+    works = [_work(draw, head, samplings, sizes) for _ in range(draw.randint(3, 9))]
     extensions = random.Random(f"{seed} extensions")
-    works = [_extended(extensions, work) for work in works]
-    profile = OffloadProfile(_scaled(sides.points, draw))
-    homes = HomePlanner(sides.executor, profile, mode)
-    before = dict(sides.executor.attended)
+    works = [_extended(extensions, work, sizes) for work in works]
+    points = _scaled(sides.points, draw)
+    profile = OffloadProfile(_near_host(points) if split else points)
+    homes = HomePlanner(sides.executor, profile, mode, split=split)
+    before, both = dict(sides.executor.attended), sides.executor.on_both
     device = DeviceQueue()
     try:
         run = HomeRun(sides.executor, device, homes)
@@ -166,6 +199,8 @@ async def compare(sides: HomeSides, seed: int, mode: OffloadMode) -> HomeCounts:
         homes.resumed,
         homes.host_pages,
         excused,
+        sides.executor.on_both - both,
+        run.left,
     )
 
 
@@ -208,7 +243,7 @@ class HomeRun:
             executor, capacity, StepLimits(tokens, _LIMITS.running), device,
             lookup=True, several=3, homes=homes,
         )  # fmt: skip
-        self.moves = self.shared = self.extended = 0
+        self.moves = self.left = self.shared = self.extended = 0
         self.steps: list[ComputedStep] = []
         self._vocabulary = Vocabulary(executor.tokenizer_json())
         self._root, self._order = root_id(executor.fingerprint, ""), 0
@@ -228,6 +263,8 @@ class HomeRun:
                 step = None if parts is None else engine.submit(parts)
             if step is not None:
                 engine.submit_ahead()
+            else:
+                await asyncio.sleep(0)  # copies that hold pages end meanwhile
             for work, generation in zip(works, generations, strict=True):
                 if work.arrives == number:
                     engine.add(generation)
@@ -237,7 +274,11 @@ class HomeRun:
                     engine.scheduler.table.tiers.forget(page_ids(self._root, work.prompt))
             if step is not None:
                 result = await step.handle.result()
-                self.moves += len(self.engine.homes.latest.moves) if self.engine.homes else 0
+                moves = self.engine.homes.latest.moves if self.engine.homes else ()
+                self.moves, self.left = (
+                    self.moves + len(moves),
+                    self.left + sum(move.front > 0 for move in moves),
+                )
                 engine.commit(step, result)
                 if engine.homes and step.rows is not None and engine.homes.computed is not None:
                     self.steps.append(engine.homes.computed)
@@ -277,23 +318,37 @@ class HomeRun:
         return made
 
 
-def _extended(draw: random.Random, work: Work) -> Work:
+def _extended(draw: random.Random, work: Work, sizes: HomeSizes) -> Work:
     """Return a request of one choice with, half of the time, another text in a slot of its prompt after some tokens."""
     if work.n > 1 or draw.random() < 0.5:
         return work
     start = draw.randint(0, len(work.prompt))
     slot = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, 60))]
     prompt = [*work.prompt[:start], *slot, *work.prompt[start + draw.randint(0, 60) :]]
-    return work._replace(extended=(draw.randint(1, NEW), prompt[: HEAD + TAIL]))
+    return work._replace(extended=(draw.randint(1, sizes.new), prompt[: sizes.head + sizes.tail]))
 
 
-def _work(draw: random.Random, head: list[int], samplings: Sequence[SamplingParams]) -> Work:
-    tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, TAIL))]
+def _work(
+    draw: random.Random,
+    head: list[int],
+    samplings: Sequence[SamplingParams],
+    sizes: HomeSizes,
+) -> Work:
+    tail = [draw.randrange(random_models.VOCABULARY) for _ in range(draw.randint(1, sizes.tail))]
     aborted, forgotten = (draw.randrange(40) if draw.random() < 0.2 else None for _ in range(2))
     return Work(
-        head[: draw.choice((0, 40, HEAD))] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, NEW),
+        head[: draw.choice(sizes.heads)] + tail, draw.choice((1, 1, 2, 3)), draw.randint(1, sizes.new),
         draw.choice(samplings), draw.randrange(20), aborted, forgotten, draw.random() < 0.3,
     )  # fmt: skip
+
+
+def _near_host(points: OffloadPoints) -> OffloadPoints:
+    """Return costs of a machine whose host is as quick at attention as its device is slow."""
+    host, exchange, device = (
+        [probe._replace(seconds=factor * probe.seconds) for probe in probes]
+        for probes, factor in ((points.host, 0.02), (points.exchange, 0.02), (points.device, 20))
+    )
+    return msgspec.structs.replace(points, host=host, exchange=exchange, device=device)
 
 
 def _scaled(points: OffloadPoints, draw: random.Random) -> OffloadPoints:

@@ -12,12 +12,14 @@ from torch import Tensor
 from common.clock import SYSTEM
 from engine.decoder.executor.host_attention import (
     HostAttention,
+    HostFronts,
     HostResult,
     HostSpan,
     HostSubBatch,
 )
 from engine.decoder.executor.host_link import Ready
 from engine.kernels.attention_plan import QueryRows
+from engine.kernels.two_sides import SplitRows
 
 
 class PartTimeAttention:
@@ -33,6 +35,10 @@ class PartTimeAttention:
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
         """Work out a sub-batch once for all layers; ValueError if a page that a row needs is not there."""
         return _PartTimeSubBatch(self._thread, self._inner.plan(queries), self._share)
+
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        """Work out the fronts of a sub-batch, to which the other one attends without a rest."""
+        return self._inner.plan_fronts(queries)
 
     def close(self) -> None:
         """Stop both."""

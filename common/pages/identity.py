@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 
 PAGE = 32  # tokens of one sequence in one page
+CHUNK = 8  # pages that attention on a CPU takes as one, counted from a sequence's first page
 PageId = bytes
 Owner = bytes
 _TOKENS = struct.Struct(f"<{PAGE}I")

@@ -459,7 +459,7 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     positions = [*computed, *part.positions[len(part.known) :][: len(guesses)]]
     return SequenceInput(
         tokens, positions, pages, sample, drafts, ahead, sequence.home, part.attended, part.part,
-        sequence.long, places,
+        sequence.long, sequence.front, places,
     )  # fmt: skip
 
 

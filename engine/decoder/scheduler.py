@@ -57,7 +57,8 @@ class ScheduledRows(NamedTuple):
     @property
     def staged(self) -> bool:
         """True if only a step in stages can compute it."""
-        return self.sequence.home == "host" or self.part > 0
+        sequence = self.sequence
+        return sequence.home == "host" or sequence.front > 0 or self.part > 0
 
     @property
     def known(self) -> list[int]:
@@ -230,8 +231,8 @@ class Scheduler:
         return parts
 
     def _move(self, plan: HomePlan) -> None:
-        for sequence, to in plan.moves:
-            moves = self.table.move(sequence, to)
+        for sequence, to, front in plan.moves:
+            moves = self.table.move(sequence, to, front)
             if moves is not None:
                 self.moves += moves
                 self._moving.append(sequence)
@@ -241,9 +242,14 @@ class Scheduler:
         """Admit a sequence with pages for its first rows, if there is room; return whether it was admitted."""
         sequence, anew = placed.sequence, placed.resume == "recompute"
         match = self.table.match(sequence, host=not anew)
-        if self.table.takes(match) >= self.table.available("device"):
+        # Pages of the host may have been given away since the plan was made.
+        front = min(placed.front, self.table.front_on_host(sequence, match)) if placed.front else 0
+        if self.table.takes(match, front) >= self.table.available("device"):
             return False
-        self.loads += self.table.attach([(sequence, match)])
+        if front:
+            self.loads += self.table.attach_with_front(sequence, match, front)
+        else:
+            self.loads += self.table.attach([(sequence, match)])
         sequence.recomputes = anew
         self._runs(sequence)
         return True
@@ -383,8 +389,9 @@ class Scheduler:
         for sequence in (*self.running, *self.paused):
             if not sequence.pages:
                 continue
-            page = move.target if sequence.home == "device" else move.source
-            if page in sequence.pages[move.group]:
+            held = sequence.pages[move.group]
+            front = len(held) if sequence.home == "host" else sequence.front
+            if move.source in held[:front] or move.target in held[front:]:
                 self._begin_again(sequence)
 
     def hold(self, sequence: TokenSequence, until_s: float) -> None:
@@ -421,7 +428,8 @@ class Scheduler:
         }
         for sequence in (*self.running, *self.paused):
             for group, pages in enumerate(sequence.pages):
-                held[sequence.home][group].update(page for page in pages if page >= 0)
+                for at, page in enumerate(pages):
+                    held[sequence.tier(at)][group][page] += page >= 0
         for move in tiers.moving:
             ends: tuple[LocalTier, LocalTier] = ("host", "device")
             for tier, page in zip(

@@ -19,8 +19,9 @@ class TokenSequence:
     ends with the last token, whose row yields the next token. `pages[g][l]` is the physical page of logical page l in
     layer group g, -1 if there is none. A sequence without pages is not admitted yet, or was preempted. `order` is its
     place in the order of arrival, `due_ms` when it should have ended; `most` is the most tokens it can have, `owner`
-    the owner of its pages. `home` is the tier of all its pages, `settled` the number of steps since they came there,
-    `skipped` the number of steps in a row in which the sequence had no row though it decodes.
+    the owner of its pages. `home` is the tier of all its pages, but with a `front` that many first pages of a sequence
+    at home on the device are on the host: full pages, which nobody writes. `settled` is the number of steps since its
+    pages came there, `skipped` the number of steps in a row in which the sequence had no row though it decodes.
 
     Keys of texts longer than `short_context` tokens are rotated by the long frequencies, from the first position on
     (LongRoPE; 0: never). A sequence is `long` if its pages are those of such a text. A sequence that has `outgrown` the
@@ -56,6 +57,7 @@ class TokenSequence:
         self.todo: list[Range] = [(0, self.length)]
         self.pages: list[list[int]] = []
         self.home: LocalTier = "device"
+        self.front = 0
         self.settled = self.skipped = 0
         self.recomputes = False  # pages on the host are recomputed: faster than loading
         self.cached = -1  # prompt tokens found in the cache at the first admission; -1 before
@@ -92,10 +94,14 @@ class TokenSequence:
         """Reset the sequence: no pages, and all positions to compute."""
         if self.outgrown:
             self.long, self._ids = self._exceeds, []
-        self.pages, self.home = [], "device"
+        self.pages, self.home, self.front = [], "device", 0
         self.settled = self.skipped = 0
         self.recomputes = False
         self.todo = [(0, self.length)]
+
+    def tier(self, page: int) -> LocalTier:
+        """Return the tier of a logical page."""
+        return "host" if page < self.front else self.home
 
     @property
     def urgency(self) -> tuple[bool, int, int]:

@@ -86,13 +86,15 @@ class ChannelLibrary(NamedTuple):
 class StepTables(NamedTuple):
     """One step's rows as a slot stores them: positions (rows,), each sequence's end, and each group's page tables.
 
-    `tables` are int32, the other arrays int64. `starts[group]` says where each sequence's table begins.
+    `tables` are int32, the other arrays int64. `starts[group]` says where each sequence's table begins. With `fronts`
+    (sequences,) the helper attends to so many first pages of each sequence only, and nothing is appended to pages.
     """
 
     positions: np.ndarray
     ends: np.ndarray
     tables: Sequence[np.ndarray]
     starts: Sequence[np.ndarray]
+    fronts: np.ndarray | None = None
 
 
 class AttentionChannel(Protocol):
@@ -115,7 +117,8 @@ class AttentionChannel(Protocol):
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
         """Wait up to `patience_s` for the submitted layer; return when its attention began and ended (s since boot).
 
-        The result, fp32 (rows, heads, dim), is then at the address `out`. None: the helper was too slow or has gone.
+        The result, fp32 (rows, heads, dim), is then at the address `out`; of fronts these are sums, and the largest
+        scores and the sums of weights follow, (rows, heads) each. None: the helper was too slow or has gone.
         """
 
     def missed(self, step: StepTables) -> None:
@@ -181,6 +184,7 @@ class HostChannel:
                 _at(step.ends),
                 pointers(*(each.ctypes.data for each in step.tables)),
                 pointers(*(each.ctypes.data for each in step.starts)),
+                None if step.fronts is None else _at(step.fronts),
             )
         )
 
@@ -205,7 +209,7 @@ class HostChannel:
     def wait(self, slot: int, out: int, patience_s: float) -> tuple[float, float] | None:
         """Wait up to `patience_s` for the submitted layer; return when its attention began and ended (s since boot).
 
-        The result, fp32 (rows, heads, dim), is then at the address `out`. None: the helper was too slow or has gone.
+        The result is then at the address `out` (see `AttentionChannel`). None: the helper was too slow or has gone.
         """
         span = (ctypes.c_int64 * 2)()
         done = self._native.spillway_channel_wait(

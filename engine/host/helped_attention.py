@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from common.errors import ConfigError
@@ -14,6 +16,7 @@ from common.transport.memory_segment import MemorySegment
 from common.types.helper_address import HelperAddress
 from engine.decoder.executor.host_attention import (
     HostAttention,
+    HostFronts,
     HostResult,
     HostSpan,
     HostSubBatch,
@@ -32,12 +35,14 @@ from engine.host.tcp_acceptor import TcpAcceptor
 from engine.host.tcp_channel import TcpChannel
 from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.page_memory import PageMemory
+from engine.kernels.partial import Partial
+from engine.kernels.two_sides import SplitRows, front_sides
 from engine.models.decoders.compiled_decoder import PAGE_KINDS
 from engine.models.decoders.spec import DecoderSpec
 
 PATIENCE_S = 0.2
 SLOWEST = 1e9  # bytes a second: a helper that reads pages more slowly may be late
-SLOTS = 4  # more than a step has sub-batches
+SLOTS = 8  # more than a step has sub-batches, each with and without fronts
 ROWS = 256
 MOST_REST = 256
 
@@ -82,6 +87,23 @@ class HelpedAttention:
         self.layers["worker"] += self._all_layers
         return self.own.plan(queries)
 
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        """Prepare attention to the fronts of a sub-batch's sequences; ValueError as in `front_sides`.
+
+        A helper on another machine gets none, since its copies of pages follow what is appended.
+        """
+        channel = self.listener.channel
+        if channel is not None:
+            fronts = np.array([rows.front for rows in queries], np.int64)
+            step = self._tables(front_sides(queries, self._pools), whole=False)._replace(
+                fronts=fronts
+            )
+            self._turn = (self._turn + 1) % SLOTS
+            if self._trusts(channel) and channel.plan(self._turn, step):
+                return _HelpedFronts(self, channel, self._turn, queries, step)
+        self.layers["worker"] += self._all_layers
+        return self.own.plan_fronts(queries)
+
     @property
     def link(self) -> HelperLink | None:
         """The link to the attached helper; None without a helper."""
@@ -123,8 +145,8 @@ class HelpedAttention:
         self._rest = max(0, self._rest - 1)
         return not self._rest and channel.ready()
 
-    def _tables(self, queries: Sequence[QueryRows]) -> StepTables:
-        step = lay_out(queries, self._pools)
+    def _tables(self, queries: Sequence[QueryRows], *, whole: bool = True) -> StepTables:
+        step = lay_out(queries, self._pools, whole=whole)
         tables = [table.astype(np.int32) for table in step.tables]
         return StepTables(step.positions, step.ends, tables, step.starts)
 
@@ -183,6 +205,67 @@ class _HelpedResult:
         span = self._batch.wait(self._group, self._out)
         if span is None:
             return self._batch.alone(self._group, self._at, self._joined, self._out).wait()
+        return span
+
+
+class _HelpedFronts:
+    """A sub-batch of which the helper attends to the fronts; after a late layer this process attends to the rest."""
+
+    def __init__(
+        self,
+        attention: HelpedAttention,
+        channel: AttentionChannel,
+        slot: int,
+        queries: Sequence[SplitRows],
+        step: StepTables,
+    ) -> None:
+        self._attention, self._channel, self._slot = attention, channel, slot
+        self._queries, self._step = queries, step
+        self._own: HostFronts | None = None
+
+    def submit(
+        self, group: int, at: int, joined: Tensor, found: Partial, ready: Ready | None = None
+    ) -> HostResult:
+        if ready is not None:
+            ready()  # the helper reads the rows as soon as they are submitted
+        if self._own is not None:
+            return self.alone(group, at, joined, found)
+        self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)
+        return _FrontsResult(self, group, at, joined, found)
+
+    def alone(self, group: int, at: int, joined: Tensor, found: Partial) -> HostResult:
+        """Attend to the fronts in this layer and all later ones in this process."""
+        if self._own is None:
+            self._own = self._attention.own.plan_fronts(self._queries)
+        self._attention.layers["late"] += 1
+        return self._own.submit(group, at, joined, found)
+
+    def wait(self, group: int, found: Partial) -> HostSpan | None:
+        """Wait for the helper; None if it is late or has gone."""
+        ends = list(accumulate(each.numel() for each in found))
+        came = torch.empty(ends[-1])
+        patience_s = self._attention.waits_s(group, self._step)
+        span = self._channel.wait(self._slot, came.data_ptr(), patience_s)
+        if span is None:
+            self._attention.too_late()
+            return None
+        self._attention.in_time()
+        for there, end in zip(found, ends, strict=True):
+            there.copy_(came[end - there.numel() : end].view_as(there))
+        return HostSpan(*span)
+
+
+class _FrontsResult:
+    def __init__(
+        self, batch: _HelpedFronts, group: int, at: int, joined: Tensor, found: Partial
+    ) -> None:
+        self._batch, self._group, self._at = batch, group, at
+        self._joined, self._found = joined, found
+
+    def wait(self) -> HostSpan:
+        span = self._batch.wait(self._group, self._found)
+        if span is None:
+            return self._batch.alone(self._group, self._at, self._joined, self._found).wait()
         return span
 
 

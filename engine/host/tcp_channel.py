@@ -123,6 +123,8 @@ class TcpChannel:
 
     def plan(self, slot: int, step: StepTables) -> bool:
         """Send a step's arguments; False if they do not fit, or the helper lacks many pages: these are sent ahead."""
+        if step.fronts is not None:
+            return False  # the helper's pages follow what is appended, and results have one form
         rows = len(step.positions)
         wide = self.layout.joined_bytes(rows)
         arguments = msgspec.msgpack.encode(SlotArguments.of(step))

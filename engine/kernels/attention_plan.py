@@ -142,10 +142,17 @@ def _check_pages(
 
 
 def plan_groups(
-    queries: Sequence[QueryRows], pools: Sequence[PageMemory], _shared: int = 1
+    queries: Sequence[QueryRows],
+    pools: Sequence[PageMemory],
+    _shared: int = 1,
+    *,
+    whole: bool = True,
 ) -> list[GroupPlan]:
-    """Plan a step's attention; ValueError if positions do not rise or a page that a row needs is missing."""
-    device, step = pools[0].data.device, lay_out(queries, pools)
+    """Plan a step's attention to resident pages.
+
+    ValueError if positions do not rise, or, with `whole`, if a page that a row needs is missing.
+    """
+    device, step = pools[0].data.device, lay_out(queries, pools, whole=whole)
     positions = np.split(step.positions, step.ends[:-1])
     flat, groups = _tensor(step.positions, device), []
     long = None if step.long is None else torch.from_numpy(step.long).to(device)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
-from engine.kernels.attention_plan import GroupPlan
+from engine.kernels.attention_plan import AttentionPart, GroupPlan
 from engine.kernels.page_memory import PageMemory
+from engine.kernels.partial import Partial
 
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan) -> Tensor:
@@ -21,9 +22,7 @@ def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan
     shared = heads // kv_pages.kv_heads  # query heads that share one head of K and V
     for part in plan.parts:
         keys, values = kv_pages.read(layer, part.blocks, part.sequences)
-        shape = (part.sequences, part.length, kv_pages.kv_heads, shared, dim)
-        rows = q[part.rows].view(shape).permute(0, 2, 3, 1, 4)
-        rows = rows.reshape(-1, shared, part.length, dim)
+        rows = _rows(q, part, kv_pages)
         if kv_pages.cap:
             found = _capped(rows, keys, values, part.mask, kv_pages)
         else:
@@ -37,6 +36,34 @@ def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan
         found = found.view(part.sequences, kv_pages.kv_heads, shared, part.length, dim)
         out[part.rows] = found.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
     return out
+
+
+def partial_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: GroupPlan) -> Partial:
+    """Attend over the resident pages of one layer; return fp32 sums that are to be merged with other pages'."""
+    shared = q.shape[1] // kv_pages.kv_heads
+    shapes = q.shape, q.shape[:2], q.shape[:2]
+    found = Partial(*(torch.empty(*shape, device=q.device) for shape in shapes))
+    for part in plan.parts:
+        keys, values = kv_pages.read(layer, part.blocks, part.sequences)
+        scores = (_rows(q, part, kv_pages) @ keys.transpose(-1, -2)).float() * kv_pages.scale
+        if kv_pages.cap:
+            scores = kv_pages.cap * torch.tanh(scores / kv_pages.cap)
+        scores = scores + part.mask
+        top = scores.amax(-1, keepdim=True)
+        weights = torch.exp(scores - top)
+        each = (weights @ values.float(), top, weights.sum(-1, keepdim=True))
+        for there, some in zip(found, each, strict=True):
+            apart = some.view(part.sequences, kv_pages.kv_heads, shared, part.length, -1)
+            there[part.rows] = apart.permute(0, 3, 1, 2, 4).reshape(-1, *there.shape[1:])
+    return found
+
+
+def _rows(q: Tensor, part: AttentionPart, kv_pages: PageMemory) -> Tensor:
+    """Return a part's queries, (sequences * kv heads, shared heads, length, dim)."""
+    heads, dim = q.shape[1:]
+    shared = heads // kv_pages.kv_heads
+    shape = (part.sequences, part.length, kv_pages.kv_heads, shared, dim)
+    return q[part.rows].view(shape).permute(0, 2, 3, 1, 4).reshape(-1, shared, part.length, dim)
 
 
 def _capped(

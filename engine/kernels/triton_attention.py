@@ -20,6 +20,7 @@ from torch import Tensor
 from common.pages.identity import PAGE
 from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.page_memory import PageMemory
+from engine.kernels.partial import Partial
 
 CHUNK = 16  # pages
 QUERIES = 64  # query heads of one program, over all its rows
@@ -52,15 +53,17 @@ def plan_blocks(
     pools: Sequence[PageMemory],
     shared: int,
     device: torch.device | None = None,
+    *,
+    whole: bool = True,
 ) -> list[Blocks]:
     """Plan a step's attention for every layer group; `shared` query heads share one head of K and V.
 
-    The tensors are on `device`, by default the pools' device. ValueError if positions do not rise, a page that a row
-    needs is missing, or pages are packed.
+    The tensors are on `device`, by default the pools' device. ValueError if positions do not rise, pages are packed,
+    or, with `whole`, if a page that a row needs is missing.
     """
     if any(pool.packed for pool in pools):
         raise ValueError("Triton's kernel reads plain pages; these are packed")
-    device, step = device or pools[0].data.device, lay_out(queries, pools)
+    device, step = device or pools[0].data.device, lay_out(queries, pools, whole=whole)
     flat, size, found = _tensor(step.positions, device), max(1, QUERIES // shared), []
     long = None if step.long is None else torch.from_numpy(step.long).to(device)
     for group, pool in enumerate(pools):
@@ -69,8 +72,10 @@ def plan_blocks(
             for at in range(first, end, size):
                 last = min(at + size, end)
                 seen = 0 if pool.window is None else step.positions[at] - pool.window + 1
-                pages = max(0, int(seen)) // PAGE, int(step.positions[last - 1]) // PAGE + 1
-                blocks.append((at, last - at, start, *pages))
+                low, high = max(0, int(seen)) // PAGE, int(step.positions[last - 1]) // PAGE + 1
+                while not whole and low + 1 < high and step.tables[group][start + low] < 0:
+                    low += 1  # a front that is attended elsewhere costs nothing here
+                blocks.append((at, last - at, start, low, high))
             first = end
         chunks = max((b[_TO] - 1) // CHUNK - b[_FROM] // CHUNK + 1 for b in blocks)
         found.append(
@@ -89,11 +94,15 @@ def plan_blocks(
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Tensor:
     """Attend with rows (rows, heads, dim) over one layer's pages, as `reference_attention.paged_attention` does."""
+    return partial_attention(q, kv_pages, layer, plan).result().to(q.dtype)
+
+
+def partial_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Partial:
+    """Attend over the resident pages, as `reference_attention.partial_attention` does."""
     sums, row_max, row_sum = attend_partly(q, kv_pages, layer, plan)
     top = row_max.amax(0)
     weights = torch.exp(row_max - top)
-    total = (row_sum * weights).sum(0)
-    return ((sums * weights[..., None]).sum(0) / total[..., None]).to(q.dtype)
+    return Partial((sums * weights[..., None]).sum(0), top, (row_sum * weights).sum(0))
 
 
 def attend_partly(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import CDLL
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -14,7 +15,9 @@ from common.clock import SYSTEM
 from engine.decoder.executor.host_link import Ready
 from engine.kernels.attention_plan import QueryRows
 from engine.kernels.page_memory import PageMemory
-from engine.models.decoders.compiled_decoder import PlannedAttention
+from engine.kernels.partial import Partial
+from engine.kernels.two_sides import SplitRows
+from engine.models.decoders.compiled_decoder import PlannedAttention, PlannedFront
 from engine.models.decoders.spec import DecoderSpec
 
 
@@ -48,11 +51,26 @@ class HostSubBatch(Protocol):
         """
 
 
+class HostFronts(Protocol):
+    """One sub-batch's sequences of which the host attends to the fronts, in one step, with their page tables."""
+
+    def submit(
+        self, group: int, at: int, joined: Tensor, found: Partial, ready: Ready | None = None
+    ) -> HostResult:
+        """Queue attention to the fronts in layer `at` of a group, as `HostSubBatch.submit` does; no page is written.
+
+        The result, in host memory, is to be merged with that of the pages after the fronts.
+        """
+
+
 class HostAttention(Protocol):
     """An implementation of attention to pages in host memory; only the compute thread calls it."""
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
         """Prepare a sub-batch once for all layers; ValueError if a page that a row needs is missing."""
+
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        """Prepare attention to the fronts of a sub-batch's sequences; ValueError as in `front_sides`."""
 
     def close(self) -> None:
         """Stop; nothing is under way."""
@@ -85,6 +103,13 @@ class HostAttentionThread:
         )
         return _ThreadSubBatch(self._thread, planned)
 
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> _ThreadFronts:
+        """Prepare attention to the fronts of a sub-batch's sequences; ValueError as in `front_sides`."""
+        planned = PlannedFront(
+            self._kernels, self._spec, queries, self._pools, threads=self._threads
+        )
+        return _ThreadFronts(self._thread, planned)
+
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown()
@@ -97,16 +122,28 @@ class _ThreadSubBatch:
     def submit(
         self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
     ) -> _ThreadResult:
-        return _ThreadResult(self._thread.submit(self._attend, group, at, joined, out, ready))
+        attend = partial(self._planned.attend, group, at, joined, out)
+        return _ThreadResult(self._thread.submit(_timed, attend, ready))
 
-    def _attend(
-        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None
-    ) -> HostSpan:
-        if ready is not None:
-            ready()
-        began = SYSTEM.perf_s()
-        self._planned.attend(group, at, joined, out)
-        return HostSpan(began, SYSTEM.perf_s())
+
+class _ThreadFronts:
+    def __init__(self, thread: ThreadPoolExecutor, planned: PlannedFront) -> None:
+        self._thread, self._planned = thread, planned
+
+    def submit(
+        self, group: int, at: int, joined: Tensor, found: Partial, ready: Ready | None = None
+    ) -> _ThreadResult:
+        attend = partial(self._planned.attend, group, at, joined, found)
+        return _ThreadResult(self._thread.submit(_timed, attend, ready))
+
+
+def _timed(attend: Callable[[], None], ready: Ready | None) -> HostSpan:
+    """Attend once the rows are `ready`, and return the span."""
+    if ready is not None:
+        ready()
+    began = SYSTEM.perf_s()
+    attend()
+    return HostSpan(began, SYSTEM.perf_s())
 
 
 class _ThreadResult:

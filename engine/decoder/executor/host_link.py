@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.kernels.partial import Partial
+
 Ready = Callable[[], object]
 
 
@@ -90,3 +92,18 @@ class HostRows:
     def bring(self, out: Tensor) -> None:
         """Copy the result to `out`, (rows, heads, dim) on the device; the device's later work waits for the copy."""
         out.copy_(self.result.to(self._link.device, non_blocking=True))
+
+
+class FrontRows:
+    """Rows on their way to the host, which attends to the fronts of their sequences, and its partial results back.
+
+    `found` lies in host memory; `rows.ready` and `rows.joined` are as in `HostRows`.
+    """
+
+    def __init__(self, link: HostLink, rows: int, heads: int, kv_heads: int, dim: int) -> None:
+        self.rows, self._link = HostRows(link, rows, heads, kv_heads, dim), link
+        self.found = Partial(self.rows.result, link.room(rows, heads), link.room(rows, heads))
+
+    def bring(self) -> Partial:
+        """Return the results on the device, whose later work waits for the copies."""
+        return Partial(*(each.to(self._link.device, non_blocking=True) for each in self.found))

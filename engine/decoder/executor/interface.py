@@ -84,8 +84,12 @@ class SequenceInput(NamedTuple):
     `home` is the tier of all `pages`, to which keys and values are written, and `attended` the tier that attends to
     these pages: host pages may be copied to the device layer by layer, but device pages never to the host. `part` is
     the sub-batch, 0 or 1: the host attends to one while the device computes the other (NEO, section 3.1). Only
-    `execute_staged` takes sequences in two parts, or at home on the host, and none of these has tokens `ahead`. A text
-    is `long` if it exceeds the model's short context: then all its rows and pages use the long frequencies.
+    `execute_staged` takes sequences in two parts, at home on the host, or with a front, and none of these has tokens
+    `ahead`. A text is `long` if it exceeds the model's short context: then all its rows and pages use the long
+    frequencies.
+
+    With a `front` the home is the device, but the first `front` logical pages are pages of the host, which attends to
+    these while the device attends to the rest. A front is whole chunks of pages, and all rows come after it.
 
     `places` are parts of passages whose keys and values are written before any row of the step attends; a sequence that
     has some may have no `tokens`. Their pages are resident, too.
@@ -101,6 +105,7 @@ class SequenceInput(NamedTuple):
     attended: LocalTier = "device"
     part: int = 0
     long: bool = False
+    front: int = 0
     places: Sequence[PassagePlace] = ()
 
 
@@ -356,10 +361,15 @@ class HelperLink(NamedTuple):
 class StagedExecutor(Executor, Protocol):
     """An executor that can attend to some of the sequences on the host.
 
-    `attended` counts the rows of steps in stages by the tier that attended to them.
+    `attended` counts the rows of steps in stages by the tier that attended to them, `on_both` those of sequences with a
+    front, which both tiers attended to and which count as the device's.
     """
 
     attended: dict[LocalTier, int]
+
+    @property
+    def on_both(self) -> int:
+        """The rows to which both tiers attended."""
 
     @property
     def host_layers(self) -> Mapping[AttendedBy, int]:

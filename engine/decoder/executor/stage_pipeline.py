@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from common.pages.identity import PAGE
-from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
-from engine.decoder.executor.host_link import HostLink, HostRows
+from engine.decoder.executor.host_attention import (
+    HostAttention,
+    HostResult,
+    HostSpan,
+    HostSubBatch,
+)
+from engine.decoder.executor.host_link import FrontRows, HostLink, HostRows
 from engine.decoder.executor.interface import (
     HomeMoves,
     LocalTier,
@@ -27,6 +32,8 @@ from engine.decoder.executor.stage_clock import StageClock
 from engine.kernels.attention_plan import QueryRows
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, copy_pages, read_layer, store_layer
+from engine.kernels.partial import Partial
+from engine.kernels.two_sides import SplitRows
 from engine.models.decoders.spec import DecoderSpec
 
 
@@ -49,6 +56,16 @@ class LayerAttention(Protocol):
         """Write keys and values to their pages and attend with the queries in layer `at` of a group."""
 
 
+class RestAttention(Protocol):
+    """Attention of a step on the device to the pages after fronts that the host attends to, planned once."""
+
+    def attend(self, group: int, at: int, joined: Tensor) -> None:
+        """Write keys and values to their pages and attend in layer `at` of a group, up to the merging."""
+
+    def join(self, front: Partial, out: Tensor) -> None:
+        """Merge what the last call of `attend` found into the attention to the fronts, and write the result."""
+
+
 class StagedDecoder(Protocol):
     """A loaded model whose layers can be computed stage by stage."""
 
@@ -64,14 +81,19 @@ class StagedDecoder(Protocol):
     def planned(self, queries: Sequence[QueryRows], pools: Sequence[PageMemory]) -> LayerAttention:
         """Plan attention over pages on the device; ValueError if a page that a row needs is missing."""
 
+    def planned_rest(
+        self, queries: Sequence[SplitRows], pools: Sequence[PageMemory]
+    ) -> RestAttention:
+        """Plan attention over pages after fronts; ValueError as in `rest_sides`."""
+
 
 class StagePipeline:
     """Computes steps in stages over pages on the device and pages on the host. One thread calls it.
 
     Host pages that the device attends to are copied to staging pages on the device, which hold one layer at a time, for
-    as many pages as a sub-batch needs. `attended` counts decode and prompt rows by the tier that attended to them. On
-    CUDA stages are queued, and copies between the tiers run beside them on the `link`'s stream; the calling thread
-    waits only for attention on the host.
+    as many pages as a sub-batch needs. `attended` counts decode and prompt rows by the tier that attended to them,
+    `on_both` those of sequences with a front, which both tiers attended to. On CUDA stages are queued, and copies
+    between the tiers run beside them on the `link`'s stream; the calling thread waits only for attention on the host.
     """
 
     def __init__(
@@ -87,6 +109,7 @@ class StagePipeline:
             layer: (group, at) for group, pool in enumerate(device) for at, layer in enumerate(pool.layers)
         }  # fmt: skip
         self.attended: dict[LocalTier, int] = {"device": 0, "host": 0}
+        self.on_both = 0
         self.link, self.clock = HostLink(decoder.device), StageClock(decoder.device)
         self._staging: list[PageMemory] = []
 
@@ -123,6 +146,7 @@ class StagePipeline:
             self.link.wait()
         for rows in batch:
             self.attended[rows.attended] += len(rows.tokens)
+            self.on_both += len(rows.tokens) if rows.front else 0
         return _in_order(batch, flights)
 
     @property
@@ -172,7 +196,7 @@ class StagePipeline:
 
 
 class _Flight:
-    """One sub-batch on its way through the layers; its rows are sorted by who attends: device, staged, host."""
+    """One sub-batch on its way through the layers; its rows are sorted by who attends: device, both, staged, host."""
 
     def __init__(
         self, pipeline: StagePipeline, part: int, batch: Sequence[SequenceInput], chosen: list[int]
@@ -181,7 +205,7 @@ class _Flight:
         kinds = [_kind(batch[index]) for index in chosen]
         groups = [
             [index for index, kind in zip(chosen, kinds, strict=True) if kind == name]
-            for name in ("device", "staged", "host")
+            for name in ("device", "split", "staged", "host")
         ]
         self.order = [index for group in groups for index in group]
         rows = [batch[index] for index in self.order]
@@ -190,13 +214,14 @@ class _Flight:
         positions = torch.tensor([at for each in rows for at in each.positions], device=device)
         ends = list(accumulate(sum(len(batch[i].tokens) for i in group) for group in groups))
         self._ends = (0, *ends)
-        own, staged, hosted = ([batch[index] for index in group] for group in groups)
+        own, split, staged, hosted = ([batch[index] for index in group] for group in groups)
         self._own = pipeline.decoder.planned(own, pipeline.device) if own else None
+        self._split = _Fronted(pipeline, split) if split else None
         self._staged = _Staged(pipeline, staged) if staged else None
         self._hosted: HostSubBatch | None = pipeline.attention.plan(hosted) if hosted else None
         spec = pipeline.decoder.spec
         self._way = HostRows(
-            pipeline.link, self._ends[3] - self._ends[2], spec.heads, spec.kv_heads, spec.head_dim
+            pipeline.link, self._ends[4] - self._ends[3], spec.heads, spec.kv_heads, spec.head_dim
         )
         long = [each.long for each in rows for _ in each.tokens]
         far = torch.tensor(long, device=device) if any(long) else None
@@ -217,13 +242,18 @@ class _Flight:
         self._layer = layer
         joined = timed("before", part, layer, lambda: self._state.before(layer))
         self._attended = joined.new_empty(len(joined), spec.heads, spec.head_dim)
-        own, staged = slice(*self._ends[:2]), slice(*self._ends[1:3])
+        own, both, staged = (slice(*self._ends[at : at + 2]) for at in range(3))
+        if self._split is not None:
+            self._split.hand_over(group, at, joined[both])
         if self._hosted is not None:
-            way.send(joined[self._ends[2] :])
+            way.send(joined[self._ends[3] :])
             self._waits = self._hosted.submit(group, at, way.joined, way.result, way.ready)
         if self._own is not None:
             attention, out = self._own, self._attended[own]
             timed("device", part, layer, lambda: attention.attend(group, at, joined[own], out))
+        if self._split is not None:
+            rest = self._split.rest
+            timed("device", part, layer, lambda: rest.attend(group, at, joined[both]))
         if self._staged is not None:
             coming, there = self._staged, self._attended[staged]
             timed("staged", part, layer, lambda: coming.attend(group, at, joined[staged], there))
@@ -232,17 +262,59 @@ class _Flight:
         """Wait for attention on the host, and compute the rest of the layer that was started."""
         if self._layer < 0:
             return
+        if self._split is not None:
+            split, there = self._split, self._attended[slice(*self._ends[1:3])]
+            span = split.wait()
+            self._pipeline.clock.note(StageTime("host", self._part, self._layer, *span))
+            self._pipeline.clock.timed("device", self._part, self._layer, lambda: split.join(there))
         if self._waits is not None:
             span = self._waits.wait()
             self._waits = None
             self._pipeline.clock.note(StageTime("host", self._part, self._layer, *span))
-            self._way.bring(self._attended[self._ends[2] :])
+            self._way.bring(self._attended[self._ends[3] :])
         self._pipeline.clock.timed(
             "after", self._part, self._layer, lambda: self._state.after(self._layer, self._attended)
         )
 
     def settle(self) -> None:
         """Wait until the host has no work of this sub-batch in progress; ignore errors of that work."""
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            with suppress(Exception):  # another error is being raised
+                waits.wait()
+        if self._split is not None:
+            self._split.settle()
+
+
+class _Fronted:
+    """Sequences with fronts: the host attends to these, while the device attends to the `rest` of their pages."""
+
+    def __init__(self, pipeline: StagePipeline, batch: Sequence[SequenceInput]) -> None:
+        spec, rows = pipeline.decoder.spec, sum(len(each.tokens) for each in batch)
+        self.rest = pipeline.decoder.planned_rest(batch, pipeline.device)
+        self._fronts = pipeline.attention.plan_fronts(batch)
+        self._way = FrontRows(pipeline.link, rows, spec.heads, spec.kv_heads, spec.head_dim)
+        self._waits: HostResult | None = None
+
+    def hand_over(self, group: int, at: int, joined: Tensor) -> None:
+        """Let the host attend to the fronts in layer `at` of a group."""
+        way = self._way.rows
+        way.send(joined)
+        self._waits = self._fronts.submit(group, at, way.joined, self._way.found, way.ready)
+
+    def wait(self) -> HostSpan:
+        """Wait for the host, or raise the error of its attention."""
+        assert self._waits is not None
+        span = self._waits.wait()
+        self._waits = None
+        return span
+
+    def join(self, out: Tensor) -> None:
+        """Write the attention to all pages."""
+        self.rest.join(self._way.bring(), out)
+
+    def settle(self) -> None:
+        """Wait until the host has no work of these sequences in progress; ignore errors of that work."""
         waits, self._waits = self._waits, None
         if waits is not None:
             with suppress(Exception):  # another error is being raised
@@ -307,12 +379,14 @@ def _pages_of(rows: SequenceInput, group: int, window: int | None) -> tuple[list
     return seen, [table[page] for page in written]
 
 
-def _kind(rows: SequenceInput) -> Literal["device", "staged", "host"]:
+def _kind(rows: SequenceInput) -> Literal["device", "split", "staged", "host"]:
     """Return who attends to a sequence; ValueError if nobody can attend to pages in their tier."""
     if rows.home == "device":
         if rows.attended == "host":
             raise ValueError("pages at home on the device are attended to on the device")
-        return "device"
+        return "split" if rows.front else "device"
+    if rows.front:
+        raise ValueError("a sequence at home on the host has no front: all its pages are there")
     return "host" if rows.attended == "host" else "staged"
 
 

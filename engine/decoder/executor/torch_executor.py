@@ -285,6 +285,11 @@ class TorchExecutor:
             return self._drawn(batch, self._compute_staged(batch, loading, moves))
 
     @property
+    def on_both(self) -> int:
+        """The rows to which both tiers attended (see `StagedExecutor`)."""
+        return 0 if self.stages is None else self.stages.on_both
+
+    @property
     def stage_times(self) -> Sequence[border.StageTime]:
         """The timed stages of the last step in stages."""
         return [] if self.stages is None else self.stages.times

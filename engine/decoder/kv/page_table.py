@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from common.pages.identity import PAGE, PageId
+from common.pages.identity import CHUNK, PAGE, PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
@@ -25,7 +26,10 @@ class PrefixMatch(NamedTuple):
 
 
 class PageTable:
-    """A list of pages for each sequence and layer group, all in the sequence's home; groups have equally many pages."""
+    """A list of pages for each sequence and layer group; groups have equally many pages.
+
+    All pages are in the sequence's home, but those of its front are on the host.
+    """
 
     def __init__(self, shape: ModelShape, keeping: TierPolicy) -> None:
         self.windows = list(shape.windows)
@@ -158,10 +162,11 @@ class PageTable:
                 page >= 0 and there.holds(page_id)
                 for page, page_id in zip(full, sequence.ids, strict=False)
             ]
+            used[: sequence.front] = [True] * sequence.front  # on the host already
             shared = tuple(
                 SharedPage(page, own.references(page), at < len(used) and used[at])
                 for at, page in enumerate(held)
-                if page >= 0 and own.references(page) > 1
+                if at >= sequence.front and page >= 0 and own.references(page) > 1
             )
             copies.append(passed + sum(used))
             least = max(least, (passed, shared), key=lambda each: each[0] + len(each[1]))
@@ -187,14 +192,52 @@ class PageTable:
         pages, idles, copies = zip(*found, strict=True)
         return min(pages), max(idles), max(copies)
 
-    def takes(self, match: PrefixMatch) -> int:
+    def front_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> int:
+        """Return the number of a match's first pages that may stay on the host as a front: whole chunks, all there."""
+        if self.windowed:
+            return 0  # windows leave the first pages behind
+        there = 0
+        while there < match.todo[0][0] // PAGE and all(
+            pool.find(sequence.ids[there]) is not None for pool in self.tiers.host
+        ):
+            there += 1
+        return there // CHUNK * CHUNK
+
+    def takes(self, match: PrefixMatch, front: int = 0) -> int:
         """Return the most available device pages that any group gives up when a match is attached."""
         return max(
-            len(loads) + sum(page >= 0 and not pool.references(page) for page in pages)
+            sum(page >= front for page in loads)
+            + sum(page >= 0 and not pool.references(page) for page in pages[front:])
             for pool, pages, loads in zip(self.pools, match.pages, match.loads, strict=True)
         )
 
     # -- changing --------------------------------------------------------------------------------------
+
+    def attach_with_front(
+        self, sequence: TokenSequence, match: PrefixMatch, front: int
+    ) -> list[PageMove]:
+        """Give a sequence the pages of a match just found, with a front on the host; return the loads to make.
+
+        The front is used in place, also together with other sequences; it is at most `front_on_host`.
+        """
+        there: list[list[int]] = []
+        for group in range(len(self.pools)):
+            found = [self.tiers.find_in_place(group, page_id) for page_id in sequence.ids[:front]]
+            there.append([-1 if page is None else page for page in found])
+        rest = match._replace(
+            pages=[[*([-1] * front), *held[front:]] for held in match.pages],
+            loads=[[page for page in loads if page >= front] for loads in match.loads],
+        )
+        first, sequence.cached = sequence.cached < 0, max(0, sequence.cached)
+        moves = self.attach([(sequence, rest)])
+        for held, pages in zip(sequence.pages, there, strict=True):
+            held[:front] = pages
+        sequence.front = front
+        if first:
+            sequence.cached = -1
+            loads = [[*range(front), *pages] for pages in rest.loads]
+            self._first(sequence, rest._replace(loads=loads))
+        return moves
 
     def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
         """Give sequences the pages of matches found since the last change; return the loads to make."""
@@ -234,26 +277,35 @@ class PageTable:
             self._first(sequence, match)
         return self._copied(sequence, match.pages)
 
-    def move(self, sequence: TokenSequence, to: LocalTier) -> list[PageMove] | None:
-        """Change the home of a sequence; return the copies for the step to make before it writes.
+    def move(self, sequence: TokenSequence, to: LocalTier, front: int = 0) -> list[PageMove] | None:
+        """Change the home of a sequence, or its front; return the copies for the step to make before it writes.
 
-        None, without any change, if the new home has no room.
+        A `front` is a number of full pages. None, without any change, if a tier has no room for the pages it gets.
         """
-        before, was = sequence.pages, sequence.home
-        wanted = [self._wanted(sequence, group, to) for group in range(len(before))]
-        if self.available(to) < max(wanted):
+        before, full = sequence.pages, (sequence.length - 1) // PAGE
+        was = sequence.home, sequence.front
+        tiers = [sequence.tier(at) for at in range(max(map(len, before)))]
+        sequence.home, sequence.front = to, front
+        # A page that stays in its tier keeps its place and its reference.
+        goes = [at for at, tier in enumerate(tiers) if sequence.tier(at) != tier]
+        if any(
+            self.tiers.pools(tier)[group].available < wanted
+            for group in range(len(before))
+            for tier, wanted in self._wanted(sequence, group, goes).items()
+        ):
+            sequence.home, sequence.front = was
             return None
-        sequence.home, sequence.pages = to, [[-1] * len(held) for held in before]
+        sequence.pages = [list(held) for held in before]
         for group, held in enumerate(before):
-            for at, page_id in enumerate(sequence.ids[: (sequence.length - 1) // PAGE]):
-                page = self.tiers.homes.find(to, group, page_id) if held[at] >= 0 else None
-                if page is not None:
-                    sequence.pages[group][at] = page
+            for at in [at for at in goes if held[at] >= 0]:
+                tier = sequence.tier(at)
+                found = self.tiers.homes.find(tier, group, sequence.ids[at]) if at < full else None
+                sequence.pages[group][at] = -1 if found is None else found
         moves = self._copied(sequence, before)
         for group, held in enumerate(before):
-            for page in held:
-                if page >= 0:
-                    self.tiers.leave(was, group, page)
+            for at in goes:
+                if held[at] >= 0:
+                    self.tiers.leave(tiers[at], group, held[at])
         return moves
 
     def _fits_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> bool:
@@ -266,39 +318,43 @@ class PageTable:
                 return False
         return True
 
-    def _wanted(self, sequence: TokenSequence, group: int, to: LocalTier) -> int:
-        """Return the number of available pages that a group of tier `to` gives to a sequence that moves there."""
-        held = sequence.pages[group]
-        full = zip(held[: (sequence.length - 1) // PAGE], sequence.ids, strict=False)
-        used = sum(
-            page >= 0 and self.tiers.homes.in_use(to, group, page_id) for page, page_id in full
-        )
-        return sum(page >= 0 for page in held) - used
+    def _wanted(
+        self, sequence: TokenSequence, group: int, goes: Sequence[int]
+    ) -> Counter[LocalTier]:
+        """Return the number of available pages that each tier gives to a sequence whose pages `goes` come there."""
+        held, full = sequence.pages[group], (sequence.length - 1) // PAGE
+        wanted = Counter[LocalTier]()
+        for at in goes:
+            tier = sequence.tier(at)
+            in_use = at < full and self.tiers.homes.in_use(tier, group, sequence.ids[at])
+            wanted[tier] += held[at] >= 0 and not in_use
+        return wanted
 
     def _copied(self, sequence: TokenSequence, before: Sequence[Sequence[int]]) -> list[PageMove]:
-        """Allocate a sequence's pages that its new home lacked; return the copies from the pages `before`.
+        """Allocate a sequence's pages that their new tiers lacked; return the copies from the pages `before`.
 
         A full page that the step already copies for another sequence is shared with that sequence.
         """
         moves, full = [], (sequence.length - 1) // PAGE
-        kind: Literal["load", "save"] = "save" if sequence.home == "host" else "load"
         for group, held in enumerate(before):
             for at, source in enumerate(held):
                 if source < 0 or sequence.pages[group][at] >= 0:
                     continue
+                tier = sequence.tier(at)
+                kind: Literal["load", "save"] = "save" if tier == "host" else "load"
                 page_id = sequence.ids[at] if at < min(full, sequence.findable) else b""
-                page, sent = self.tiers.homes.send(sequence.home, group, page_id)
+                page, sent = self.tiers.homes.send(tier, group, page_id)
                 sequence.pages[group][at] = page
                 if not sent:
                     moves.append(PageMove(kind, group, page_id, source, page))
         return moves
 
     def arrived(self, sequence: TokenSequence) -> None:
-        """Publish the full pages of a sequence in its new home, after the step that copied them has ended."""
+        """Publish the full pages of a sequence in their tiers, after the step that copied them has ended."""
         for group, held in enumerate(sequence.pages):
             for at, page_id in enumerate(sequence.ids[: len(held)]):
                 if held[at] >= 0 and not sequence.missing(at):
-                    self.tiers.publish(sequence.home, group, held[at], page_id)
+                    self.tiers.publish(sequence.tier(at), group, held[at], page_id)
                     self.tiers.backed(group, page_id)
 
     def _load(self, sequence: TokenSequence, group: int, page: int) -> PageMove | None:
@@ -381,9 +437,9 @@ class PageTable:
         for group, held in enumerate(sequence.pages):
             for page_id in sequence.ids:
                 self.tiers.used(group, page_id)
-            for page in held:
+            for at, page in enumerate(held):
                 if page >= 0:
-                    self.tiers.leave(sequence.home, group, page)
+                    self.tiers.leave(sequence.tier(at), group, page)
         sequence.begin_again()
 
 

@@ -39,7 +39,8 @@ class ComputedStep(NamedTuple):
     @property
     def host_idle_s(self) -> float:
         """Seconds of this span in which the host attended to nothing."""
-        return self.span_s - self._busy_s(on_host=True)
+        # Fronts and other pages may be attended at the same time, by this process and by a helper.
+        return max(0.0, self.span_s - self._busy_s(on_host=True))
 
     def _busy_s(self, *, on_host: bool) -> float:
         return sum(

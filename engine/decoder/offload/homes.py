@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common.pages.identity import CHUNK, PAGE
 from engine.decoder.executor.interface import LocalTier, SequenceInput, StagedExecutor, StageTime
 from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.offload.computed_step import ComputedStep
@@ -34,7 +35,7 @@ _ALL_ON_HOST = (OffloadMode.SIMPLE, OffloadMode.FULL)
 class PlacedRows(NamedTuple):
     """The next `rows` rows of a sequence, its home in this step, the tier that attends, and the sub-batch.
 
-    `resume` is the use of a new sequence's pages that only the host has.
+    `resume` is the use of a new sequence's pages that only the host has. The first `front` of these stay there.
     """
 
     sequence: TokenSequence
@@ -43,25 +44,26 @@ class PlacedRows(NamedTuple):
     attended: LocalTier
     part: int
     resume: Resume | None = None
+    front: int = 0
 
 
 class HomePlan(NamedTuple):
-    """The plan of one step: sequences that lose their pages, changes of home, and rows, also of new sequences."""
+    """The plan of one step: sequences that lose their pages, changes of home and front, and rows, also of new ones."""
 
     preempt: list[TokenSequence]
-    moves: list[tuple[TokenSequence, LocalTier]]
+    moves: list[tuple[TokenSequence, LocalTier, int]]
     rows: list[PlacedRows]
 
 
 class HomePlanner:
     """Plans steps of sequences at home on the device or on the host, and learns costs from computed steps.
 
-    `latest` is the last plan. `decoded` counts all decode rows so far, `on_host` those attended on the host. `choices`
-    counts plans by reason. `predicted_s` and `measured_s` are the total seconds of steps in stages, `idle_s` the total
-    seconds in which a side computed nothing between a step's first and last stage. `slack_s` are the latest two-batch
-    plan's seconds between the host's end and the device's later end in both halves of a layer; `computed` is the latest
-    step in stages. `resumed` counts sequences by the use of pages that only the host had, `host_pages` the pages with
-    which sequences got a home on the host, by their origin.
+    `latest` is the last plan. `decoded` counts all decode rows so far, `on_host` those attended on the host, `on_both`
+    those attended over both tiers. `choices` counts plans by reason. `predicted_s` and `measured_s` are the total
+    seconds of steps in stages, `idle_s` the total seconds in which a side computed nothing between a step's first and
+    last stage. `slack_s` are the latest two-batch plan's seconds between the host's end and the device's later end in
+    both halves of a layer; `computed` is the latest step in stages. `resumed` counts sequences by the use of pages that
+    only the host had, `host_pages` the pages with which sequences got a home on the host, by their origin.
     """
 
     def __init__(
@@ -71,11 +73,16 @@ class HomePlanner:
         mode: OffloadMode = OffloadMode.ASYMMETRIC,
         *,
         step_s: float = math.inf,
+        split: bool = False,
     ) -> None:
-        """`step_s` is the longest predicted step (see `OffloadLimits`)."""
+        """`step_s` is the longest predicted step (see `OffloadLimits`).
+
+        With `split` sequences may have a front on the host, in asymmetric mode and for models without windows.
+        """
         self.executor, self.profile, self.mode = executor, profile, mode
+        self.split = split
         self.latest = OffloadPlan()
-        self.on_host = self.decoded = 0
+        self.on_host = self.on_both = self.decoded = 0
         self.choices: Counter[str] = Counter()
         self.predicted_s = self.measured_s = 0.0
         self.slack_s = (0.0, 0.0)
@@ -112,23 +119,29 @@ class HomePlanner:
             for number, sequence in enumerate(running)
             if sequence.decodes
         )
+        splits = self.split and self.mode is OffloadMode.ASYMMETRIC and not table.windowed
         prompts = [
-            PromptState(number, tuple(sequence.todo), _held(sequence), running=True)
+            PromptState(
+                number, tuple(sequence.todo), _held(sequence), running=True, front=sequence.front
+            )
             for number, sequence in enumerate(running)
             if not sequence.decodes
         ]
         for sequence, match in _ready(running, waiting, table, tokens, most_running):
-            prompts.append(_prompt_state(len(sequences), sequence, match, table))
+            state = _prompt_state(len(sequences), sequence, match, table, splits=splits)
+            prompts.append(state)
             sequences.append(sequence)
         device, host = (
             PoolState(min(pool.total for pool in table.tiers.pools(tier)), table.available(tier))
             for tier in TIERS
         )
-        state = OffloadState(tuple(prompts), decoding, device, host)
-        limits = OffloadLimits(max(tokens, most_running), most_running, self._step_s)
+        queues = OffloadState(tuple(prompts), decoding, device, host)
+        limits = OffloadLimits(
+            max(tokens, most_running), most_running, self._step_s, CHUNK if splits else 0
+        )
         costs, link = self.profile.costs, self.executor.helper_link
         costs = costs if link is None else costs.over(link)
-        plan = self.latest = schedule(state, limits, costs, self.mode)
+        plan = self.latest = schedule(queues, limits, costs, self.mode)
         self.choices[plan.why] += 1
         if len(plan.batches) > 1:
             self.slack_s = plan.times.long_slack_s, plan.times.short_slack_s
@@ -137,13 +150,13 @@ class HomePlanner:
         for part, batch in enumerate(plan.batches):
             for chunk in batch.prompts:
                 sequence = sequences[chunk.order]
-                placed = chunk.home, chunk.attended, part, chunk.resume
+                placed = chunk.home, chunk.attended, part, chunk.resume, chunk.front
                 rows.append(PlacedRows(sequence, chunk.rows, *placed))
             rows += [PlacedRows(sequences[at], 1, "device", "device", part) for at in batch.device]
             rows += [PlacedRows(sequences[at], 1, "host", on_host, part) for at in batch.host]
         return HomePlan(
             [sequences[order] for order in plan.preempt],
-            [(sequences[move.order], move.to) for move in plan.moves],
+            [(sequences[move.order], move.to, move.front) for move in plan.moves],
             rows,
         )
 
@@ -164,16 +177,19 @@ class HomePlanner:
             linear_s = took[part, "before"] + took[part, "after"]
             self.profile.linear_took(sum(len(row.tokens) for row in rows), linear_s)
             own = [row for row in rows if row.home == row.attended == "device"]
-            hosted = [len(row.positions) for row in rows if row.attended == "host"]
-            seen = sum(row.positions[-1] + 1 for row in rows if row.attended == "host")
+            there = [row for row in rows if row.attended == "host" or row.front]
+            hosted = [len(row.positions) for row in there]
+            seen = sum(PAGE * row.front or row.positions[-1] + 1 for row in there)
             # Rows of a prompt read its pages together, which the cost by sequences and tokens does not describe.
             if hosted and max(hosted) == 1:
                 self.profile.attention_took("host", len(hosted), seen, took[part, "host"])
             if own and all(len(row.tokens) == 1 for row in own):
-                tokens = sum(row.positions[-1] + 1 for row in own)
+                tokens = sum(row.positions[-1] + 1 - PAGE * row.front for row in own)
                 self.profile.attention_took("device", len(own), tokens, took[part, "device"])
             elif own and all(len(row.tokens) > 1 for row in own):
-                pairs = sum(position + 1 for row in own for position in row.positions)
+                pairs = sum(
+                    position + 1 - PAGE * row.front for row in own for position in row.positions
+                )
                 self.profile.attention_took("prefill", len(own), pairs, took[part, "device"])
 
     def count(
@@ -192,6 +208,7 @@ class HomePlanner:
         )  # fmt: skip
         self.decoded += step.decoded
         self.on_host += step.on_host
+        self.on_both += sum(row.front > 0 for row in batch if len(row.tokens) == 1)
         self.predicted_s += predicted_s
         self.measured_s += measured_s
         self.idle_s["device"] += step.device_idle_s
@@ -199,7 +216,9 @@ class HomePlanner:
 
 
 def _held(sequence: TokenSequence) -> int:
-    return max((sum(page >= 0 for page in held) for held in sequence.pages), default=0)
+    """Return the number of a sequence's pages in its home."""
+    own = (held[sequence.front :] for held in sequence.pages)
+    return max((sum(page >= 0 for page in held) for held in own), default=0)
 
 
 def _decode_state(
@@ -209,12 +228,17 @@ def _decode_state(
     pages = pages_of(sequence.length) - table.wants(sequence, [sequence.length - 1])
     return DecodeState(
         number, sequence.home, sequence.length, pages, copies, passed,
-        shared, sequence.skipped, sequence.settled,
+        shared, sequence.skipped, sequence.settled, sequence.front,
     )  # fmt: skip
 
 
 def _prompt_state(
-    number: int, sequence: TokenSequence, match: PrefixMatch, table: PageTable
+    number: int,
+    sequence: TokenSequence,
+    match: PrefixMatch,
+    table: PageTable,
+    *,
+    splits: bool,
 ) -> PromptState:
     held = max(sum(page >= 0 for page in pages) for pages in match.pages)
     history = NO_HISTORY
@@ -223,6 +247,13 @@ def _prompt_state(
         fetched = max(map(len, match.loads))
         alone = table.match(sequence, host=False).todo if fetched else match.todo
         history = HostHistory(there, idle, fetched, tuple(alone), copied)
+        front = table.front_on_host(sequence, match) if splits and fetched else 0
+        if front:
+            later = max(sum(page >= front for page in loads) for loads in match.loads)
+            history = history._replace(
+                front=front, front_idle=min(idle, front), later=later,
+                brought=table.takes(match, front),
+            )  # fmt: skip
     return PromptState(number, tuple(match.todo), held, brought=table.takes(match), history=history)
 
 

@@ -36,6 +36,10 @@ class HostHistory(NamedTuple):
     `idle` pages are held by no sequence, and count as free on the host until they are used. `fetched` pages have no
     copy on the device; `alone` are the ranges to compute if these are recomputed. `copied` pages are only on the
     device.
+
+    The first `front` pages, whole chunks, may stay on the host while the prompt's home is the device (0: none may).
+    `front_idle` of these are held by no sequence; `later` pages are to be fetched then, and `brought` free device pages
+    are taken besides new ones.
     """
 
     pages: int
@@ -43,6 +47,10 @@ class HostHistory(NamedTuple):
     fetched: int
     alone: tuple[Range, ...]
     copied: int = 0
+    front: int = 0
+    front_idle: int = 0
+    later: int = 0
+    brought: int = 0
 
 
 NO_HISTORY = HostHistory(0, 0, 0, ())
@@ -54,7 +62,8 @@ class PromptState(NamedTuple):
     `pages` is the number of its pages on the device: found computed, or held because it is `running`. A running prompt
     is at home on the device, since a prompt at home on the host is computed in one step. `brought` is the number of
     free device pages that its first rows take besides new ones: for pages found on the host, or found on the device and
-    held by no sequence. `history` are its pages on the host.
+    held by no sequence. `history` are its pages on the host. The first `front` pages stay on the host, which attends to
+    them, though the home is the device.
     """
 
     order: int
@@ -63,6 +72,7 @@ class PromptState(NamedTuple):
     running: bool = False
     brought: int = 0
     history: HostHistory = NO_HISTORY
+    front: int = 0
 
     @property
     def rows(self) -> int:
@@ -99,6 +109,15 @@ class PromptState(NamedTuple):
         """The number of pages to add on the host if the prompt gets its home there."""
         return pages_of(self.length) - self.history.pages
 
+    def front_pairs(self, rows: int) -> int:
+        """Return the number of (row, attended token) pairs of the next `rows` rows with tokens of the front."""
+        return rows * self.front * PAGE
+
+    @property
+    def split(self) -> PromptState:
+        """The prompt with its front on the host."""
+        return self._replace(brought=self.history.brought, front=self.history.front)
+
     @property
     def anew(self) -> PromptState:
         """The prompt without fetched pages: pages that only the host has are recomputed."""
@@ -125,6 +144,8 @@ class DecodeState(NamedTuple):
     `pages` is the number of its pages in its home; the other tier has copies of `copies` of them. `passed` pages, which
     windows have left behind, are counted in `pages` but free nothing; `shared` pages are free once all their holders
     have left. `skipped` is the number of steps in a row without a row of it, `settled` the number of steps in its home.
+    Of a sequence at home on the device the first `front` pages are on the host, which attends to them; they are counted
+    in `pages` and in `copies`.
     """
 
     order: int
@@ -136,6 +157,12 @@ class DecodeState(NamedTuple):
     shared: tuple[SharedPage, ...] = ()
     skipped: int = 0
     settled: int = SETTLE
+    front: int = 0
+
+    @property
+    def own(self) -> int:
+        """The number of tokens that its home attends to."""
+        return self.length - self.front * PAGE
 
     @property
     def grows(self) -> int:
@@ -163,23 +190,27 @@ class OffloadLimits(NamedTuple):
     """The largest step: rows (no fewer than sequences), sequences that hold pages, and predicted seconds.
 
     `step_s` bounds the latency of a step. A step may take longer only if its decode rows on the device alone do, with
-    one page of a prompt, or with sequences that have waited as long as allowed.
+    one page of a prompt, or with sequences that have waited as long as allowed. Fronts of sequences on the host are
+    multiples of `chunk` pages; 0: the plan makes none.
     """
 
     tokens: int
     running: int
     step_s: float = math.inf
+    chunk: int = 0
 
 
-# A new prompt's use of pages that only the host has: attended in place, fetched to the device, or recomputed.
-Resume = Literal["attend", "fetch", "recompute"]
+# A new prompt's use of pages that only the host has: attended in place, fetched to the device, recomputed, or split: a
+# front of them attended in place, and the rest fetched to the device.
+Resume = Literal["attend", "fetch", "recompute", "split"]
 
 
 class PromptChunk(NamedTuple):
     """The next `rows` rows of a prompt, at home in `home`; `finishes` if the last row yields a token.
 
     `pages` is the number of pages taken in the home, `copied` the number of pages copied between the tiers. `attended`
-    is the tier that attends with its rows, and `resume` the use of its history on the host, if there is any.
+    is the tier that attends with its rows, and `resume` the use of its history on the host, if there is any. With a
+    `front` the host attends to so many first pages, which stay there.
     """
 
     order: int
@@ -190,10 +221,14 @@ class PromptChunk(NamedTuple):
     copied: int = 0
     attended: LocalTier = "device"
     resume: Resume | None = None
+    front: int = 0
 
 
 class HomeMove(NamedTuple):
-    """A sequence's change of home, with `pages` copied pages; it has a row in this step if it moves to the device.
+    """A sequence's change of home, with at most `pages` copied pages; moving to the device, it has a row in the step.
+
+    With a `front` a sequence at home on the device leaves so many first pages to the host; one that has a front, and
+    moves to the device without one, gets these pages back.
 
     The pages that it leaves are free in the same step, since each layer's copies run before the layer's writes.
     """
@@ -201,6 +236,7 @@ class HomeMove(NamedTuple):
     order: int
     to: LocalTier
     pages: int
+    front: int = 0
 
 
 class SubBatch(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from common.pages.identity import PAGE
 from engine.decoder.executor.interface import LocalTier
 from engine.decoder.offload.costs import OffloadCosts
 from engine.decoder.offload.plan import SETTLE, PromptState, Resume
@@ -37,12 +38,14 @@ class StepWork(NamedTuple):
 class ResumeFits(NamedTuple):
     """The choices that fit a step: a home on the `device`, and a home on the host attended by a tier in `attending`.
 
+    `split`: a home on the device with a front on the host.
     `hidden`: attention to the prompt's later rows on the host will overlap with linear work of other sequences.
     """
 
     device: bool
-    attending: frozenset[LocalTier]
+    attending: frozenset[LocalTier] = frozenset()
     hidden: bool = True
+    split: bool = False
 
 
 class ResumeChoice(NamedTuple):
@@ -60,7 +63,7 @@ def resume_choices(
 
     The seconds are those of the step with the prompt and the work `beside` it. To a home on the host they add the time
     that the host takes longer than the device for later rows, until the sequence may move; nothing if those are
-    `hidden`.
+    `hidden`. Later rows with a front are in the device's batch, so the time that they wait for the host always counts.
     """
     history, rows, pairs = prompt.history, prompt.rows, prompt.pairs(prompt.rows)
     own_s, anew, later_s = costs.prefill_s(1, pairs), prompt.anew, 0.0
@@ -75,12 +78,30 @@ def resume_choices(
     in_place = StepWork(rows, host_s=costs.host_s(rows, pairs), pages=history.copied)
     # The device attends to pages copied for this step only, layer by layer before the layer's attention.
     staged = StepWork(rows, own_s + staged_s(prompt, costs), pages=prompt.wanted_on_host)
+    splits = (_split_choice(prompt, beside, costs),) if history.front else ()
     return (
         choice("fetch", "device", StepWork(rows, own_s, pages=history.fetched), 0.0),
         choice("attend", "host", in_place, later_s),
         choice("attend", "device", staged, later_s),
         choice("recompute", "device", StepWork(anew.rows, costs.prefill_s(1, anew.pairs(anew.rows))), 0.0),
+        *splits,
     )  # fmt: skip
+
+
+def _split_choice(prompt: PromptState, beside: StepWork, costs: OffloadCosts) -> ResumeChoice:
+    """Return the choice of a front that stays on the host."""
+    split, rows = prompt.split, prompt.rows
+    there, front = split.front_pairs(rows), split.front * PAGE
+    work = StepWork(
+        rows,
+        costs.prefill_s(1, split.pairs(rows) - there),
+        costs.host_s(rows, there),
+        prompt.history.later,
+    )
+    hiding_s = beside.device_s + costs.device_s(1, prompt.length - front)
+    waits_s = max(0.0, costs.host_s(1, front) - hiding_s)
+    seconds = beside.plus(work).seconds(costs) + SETTLE * costs.layers * waits_s
+    return ResumeChoice("split", "device", seconds)
 
 
 def choose_resume(
@@ -90,9 +111,15 @@ def choose_resume(
     found = [
         choice
         for choice in resume_choices(prompt, beside, costs, hidden=fits.hidden)
-        if (choice.attended in fits.attending if choice.use == "attend" else fits.device)
+        if _fits(choice, fits)
     ]
     return min(found, key=lambda choice: choice.seconds, default=None)
+
+
+def _fits(choice: ResumeChoice, fits: ResumeFits) -> bool:
+    if choice.use == "attend":
+        return choice.attended in fits.attending
+    return fits.split if choice.use == "split" else fits.device
 
 
 def staged_s(prompt: PromptState, costs: OffloadCosts) -> float:

@@ -21,6 +21,10 @@ Decisions where the paper leaves a choice:
   host, with its pages attended in place, or a home on the device, to which pages are fetched or where they are
   recomputed. A home on the host requires that the host could attend to all its sequences, as above, or that no other
   sequence runs.
+- Where a sequence may have a front on the host (not in the paper), a prompt's history may stay there as a front, by the
+  price of the step. A sequence on the device that must make room leaves the host only a front, if that frees enough and
+  the device's attention hides the host's; it gets the front back when the device has ample room, no prompt waits, and
+  the step hides the copies. It has a row in every step.
 - Shared pages are free once the last holder has left, and are copied once if several holders move in the same step.
 - The host's sequences are packed twice, the longest skipped first and the shortest first, into batch 1 before batch 0;
   and once into batch 0 only, which needs no second reading of the weights (not in the paper). The best plan wins.
@@ -73,7 +77,7 @@ class _Attended(NamedTuple):
 
 
 def _attended(sequences: Iterable[DecodeState]) -> _Attended:
-    lengths = [sequence.length for sequence in sequences]
+    lengths = [sequence.own for sequence in sequences]
     return _Attended(len(lengths), sum(lengths))
 
 
@@ -100,7 +104,7 @@ class _Placed(NamedTuple):
         """The number of pages copied between the tiers, beside the step."""
         prompt = self.prompt
         if self.home == "device":
-            return prompt.history.fetched
+            return prompt.history.later if prompt.front else prompt.history.fetched
         return prompt.history.copied if self.attended == "host" else prompt.wanted_on_host
 
     @property
@@ -108,7 +112,7 @@ class _Placed(NamedTuple):
         whole = self.rows == self.prompt.rows
         return PromptChunk(
             self.prompt.order, self.rows, self.home, whole, self.pages, self.copied, self.attended,
-            self.resume,
+            self.resume, self.prompt.front,
         )  # fmt: skip
 
 
@@ -128,7 +132,7 @@ class _Departures:
 
     def leaves(self, sequence: DecodeState, *, moves: bool) -> int:
         """Record that a sequence leaves its home, for the other one if it `moves`; return the number of freed pages."""
-        freed = sequence.pages - sequence.passed - len(sequence.shared)
+        freed = sequence.pages - sequence.front - sequence.passed - len(sequence.shared)
         for page in sequence.shared:
             key = sequence.home, page.page
             self.left[key] += 1
@@ -173,16 +177,26 @@ class _Draft:
     def device_s(self) -> float:
         """Return the seconds of one layer's attention on the device: batch 0's decode rows and prompts."""
         own = [placed for placed in self.prompts if placed.attended == "device"]
-        pairs = sum(placed.prompt.pairs(placed.rows) for placed in own)
+        pairs = sum(
+            placed.prompt.pairs(placed.rows) - placed.prompt.front_pairs(placed.rows)
+            for placed in own
+        )
         decode = self.costs.device_s(*_attended(self.device))
         coming_s = sum(staged_s(p.prompt, self.costs) for p in own if p.home == "host")
         return decode + self.costs.prefill_s(len(own), pairs) + coming_s
 
     def in_place(self) -> _Attended:
-        """Return the prompt rows for which the host attends, and their number of (row, attended token) pairs."""
+        """Return batch 0's rows for which the host attends anyway, and their number of (row, attended token) pairs.
+
+        These are rows of prompts, and all rows with a front.
+        """
         there = [placed for placed in self.prompts if placed.attended == "host"]
+        split = [placed for placed in self.prompts if placed.prompt.front]
+        decoding = [each.front for each in self.device if each.front]
         pairs = sum(placed.prompt.pairs(placed.rows) for placed in there)
-        return _Attended(sum(placed.rows for placed in there), pairs)
+        pairs += sum(placed.prompt.front_pairs(placed.rows) for placed in split)
+        rows = sum(placed.rows for placed in (*there, *split)) + len(decoding)
+        return _Attended(rows, pairs + PAGE * sum(decoding))
 
     def copies(self) -> int:
         """Return the number of pages copied between the tiers."""
@@ -302,6 +316,9 @@ def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[P
             draft.preempt.append(prompt.order)
             draft.device_free += prompt.pages
             continue
+        if front := _front_to_leave(draft, victim, wanted() - draft.device_free):
+            _leave_front(draft, victim, front)
+            continue
         draft.device.remove(victim)
         missing = draft.departures.copied(victim)
         moves = uses_host and missing <= draft.host_free
@@ -314,6 +331,39 @@ def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[P
             draft.preempt.append(victim.order)
     draft.device_free -= sum(each.grows for each in draft.device)
     return running
+
+
+def _front_to_leave(draft: _Draft, sequence: DecodeState, lacking: int) -> int:
+    """Return the number of first pages that a sequence leaves to the host to free `lacking` pages; 0: it leaves wholly.
+
+    It keeps its row in every step, so the device's attention must hide that of the host to all fronts.
+    """
+    chunk = draft.limits.chunk
+    if not chunk or sequence.front or sequence.settled < SETTLE:
+        return 0
+    # Pages that others hold may be any of the first, and are not free when this sequence leaves them.
+    front = -(-(lacking + len(sequence.shared)) // chunk) * chunk
+    if front > min((sequence.length - 1) // PAGE, draft.host_free):
+        return 0
+    device_s = draft.device_s() - draft.costs.device_s(*_attended(draft.device))
+    others = [each for each in draft.device if each.order != sequence.order]
+    device_s += draft.costs.device_s(*_attended([*others, sequence._replace(front=front)]))
+    there = draft.in_place()
+    host_s = draft.costs.host_s(there.sequences + 1, there.tokens + front * PAGE)
+    return front if host_s <= device_s else 0
+
+
+def _leave_front(draft: _Draft, sequence: DecodeState, front: int) -> None:
+    """Let a sequence on the device leave its first pages to the host."""
+    _replace(draft, sequence._replace(front=front))
+    draft.device_free += front - len(sequence.shared)
+    draft.host_free -= front
+    draft.moves.append(HomeMove(sequence.order, "device", front, front))
+
+
+def _replace(draft: _Draft, sequence: DecodeState) -> None:
+    """Replace a sequence on the device, at its place in the order of urgency."""
+    draft.device = [sequence if each.order == sequence.order else each for each in draft.device]
 
 
 def _spare_rows(draft: _Draft, state: OffloadState) -> int:
@@ -346,6 +396,15 @@ def _bring_back(draft: _Draft, state: OffloadState) -> None:
         draft.moves.append(HomeMove(sequence.order, "device", copied))
         draft.host.remove(sequence)
         draft.device.append(sequence)
+    if state.prompts:
+        return
+    for sequence in [each for each in draft.device if each.front and each.settled >= SETTLE]:
+        copy_s = draft.copy_s() + sequence.front * draft.costs.page_s
+        if sequence.front <= room and copy_s <= hidden_s:
+            room -= sequence.front
+            draft.device_free -= sequence.front
+            draft.moves.append(HomeMove(sequence.order, "device", sequence.front))
+            _replace(draft, sequence._replace(front=0))
 
 
 def _place_prompts(
@@ -380,6 +439,7 @@ def _place_prompts(
         if placed.home == "host":
             draft.host_free -= placed.pages
         else:
+            draft.host_free -= placed.prompt.history.front_idle if placed.prompt.front else 0
             draft.device_free -= placed.pages
             promised += placed.prompt.missing(placed.prompt.rows) - placed.pages
 
@@ -397,7 +457,8 @@ def _place(
     on_device = mode not in _ALL_ON_HOST and _fits_device(draft, state, prompt, promised, alone)
     fetched = bool(prompt.history.fetched)
     if fetched and mode is OffloadMode.ASYMMETRIC:
-        return _resumed(draft, state, prompt, budget, on_device, alone)
+        split = _fits_split(draft, state, prompt, promised, alone)
+        return _resumed(draft, state, prompt, budget, ResumeFits(on_device, split=split), alone)
     rows = _bounded(draft, prompt, min(budget, prompt.rows))
     if not rows:
         return None
@@ -418,10 +479,22 @@ def _fits_device(
 ) -> bool:
     """Return whether the device has room for a prompt beside the running prompts and the reserve for growth."""
     needs, room = prompt.missing(prompt.rows), draft.device_free - promised
-    kept = any(move.to == "host" for move in draft.moves)
+    kept = any(move.to == "host" or move.front for move in draft.moves)
     if needs + int(RESERVE * state.device.total) <= room and not kept:
         return True
     return alone and needs <= room and not draft.host
+
+
+def _fits_split(
+    draft: _Draft, state: OffloadState, prompt: PromptState, promised: int, alone: bool
+) -> bool:
+    """Return whether a prompt may have its front on the host: both tiers have room, and the host could attend to it."""
+    history, lonely = prompt.history, alone and not draft.host
+    if not history.front or not (lonely or _covered(draft, prompt.split)):
+        return False
+    spare = draft.host_free - history.front_idle
+    there = spare >= int(RESERVE * state.host.total) or (lonely and spare >= 0)
+    return there and _fits_device(draft, state, prompt.split, promised, alone)
 
 
 def _fits_host(draft: _Draft, state: OffloadState, placed: _Placed, alone: bool) -> bool:
@@ -435,10 +508,13 @@ def _resumed(
     state: OffloadState,
     prompt: PromptState,
     budget: int,
-    on_device: bool,
+    room: ResumeFits,
     alone: bool,
 ) -> _Placed | None:
-    """Return the placement of a prompt whose pages only the host has; None if it must wait."""
+    """Return the placement of a prompt whose pages only the host has; None if it must wait.
+
+    `room` tells whether it fits the device, and whether it fits both tiers.
+    """
     lonely = alone and not draft.host
     whole = prompt.rows <= budget and (lonely or _covered(draft, prompt))
     tiers: tuple[LocalTier, LocalTier] = ("device", "host")
@@ -451,13 +527,14 @@ def _resumed(
     beside = StepWork(
         draft.rows, draft.device_s(), draft.costs.host_s(*draft.in_place()), draft.copies()
     )
-    fits = ResumeFits(on_device, attending, hidden=not lonely)
+    fits = room._replace(attending=attending, hidden=not lonely)
     chosen = choose_resume(prompt, beside, fits, draft.costs)
     if chosen is None:
         return None
     if chosen.use == "attend":
         return _Placed(prompt, prompt.rows, "host", chosen.attended, "attend")
-    taken = prompt if chosen.use == "fetch" else prompt.anew
+    forms = {"fetch": prompt, "split": prompt.split}
+    taken = forms.get(chosen.use, prompt.anew)
     rows = _bounded(draft, taken, min(budget, taken.rows))
     return _Placed(taken, rows, "device", resume=chosen.use) if rows else None
 
@@ -479,7 +556,10 @@ def _covered(draft: _Draft, prompt: PromptState) -> bool:
     bound = [placed.prompt for placed in draft.prompts if placed.home == "host"]
     rows = draft.rows - sum(each.rows for each in bound) + prompt.rows
     held = [each.length for each in (*draft.host, *draft.moving)]
-    held += [each.length for each in (*bound, prompt)]
+    held += [PAGE * each.front for each in draft.device if each.front]
+    held += [PAGE * placed.prompt.front for placed in draft.prompts if placed.prompt.front]
+    held += [each.length for each in bound]
+    held.append(PAGE * prompt.front or prompt.length)
     return draft.costs.host_s(len(held), sum(held)) <= draft.costs.linear.seconds(rows)
 
 

@@ -3,6 +3,8 @@
 // A sequence's pages are taken in chunks that begin at fixed positions. Within a chunk a row goes page by page, chunks are
 // merged in order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and
 // however the chunks were shared out to threads.
+// A sequence's first chunks, its front, may lie in another memory than the rest. Then whoever attends to the front returns
+// its chunks merged, and whoever attends to the rest goes on from there: the same chain of operations.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -269,6 +271,14 @@ struct Task {
   int64_t block, head, head_end, chunk, chunk_end;
 };
 
+// Which pages of a sequence are attended to: all, those before its front ends, or those after it.
+enum Side { WHOLE, FRONT, REST };
+
+// Attention to earlier pages, by (row, head): sums without padding, the largest score, and the sum of weights.
+struct Earlier {
+  const float *sums, *row_max, *row_sum;
+};
+
 // Attention of a whole step in one layer, called by every thread of a team; `out` is (rows, heads * dim).
 struct Attention {
   std::vector<Block> blocks;
@@ -278,17 +288,19 @@ struct Attention {
   std::vector<int64_t> shares;       // of each thread, its first task, where threads take equal numbers of pages
   bool split = false;
 
-  // With `even` every thread takes as many pages as every other, as far as chunks allow, and keeps to them.
+  // With `even` every thread takes as many pages as every other, as far as chunks allow, and keeps to them. Of each
+  // sequence one side of its front is attended to: whole chunks of pages, as many as `fronts` says.
   void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
-            int threads, bool even = false) {
+            int threads, bool even = false, Side side = WHOLE, const int64_t* fronts = nullptr) {
     blocks.clear(), firsts.assign(1, 0);
     const int64_t together = std::max<int64_t>(1, QUERIES / of.shared());
     int64_t first = 0, longest = 0;
     for (int64_t s = 0; s < sequences; ++s) {
       for (; first < ends[s]; first = std::min(first + together, ends[s])) {
         const int64_t last = std::min(first + together, ends[s]);
-        const int64_t start = pages.window ? std::max<int64_t>(0, positions[first] - pages.window + 1) / PAGE : 0;
-        blocks.push_back({s, first, last, start, positions[last - 1] / PAGE + 1});
+        const int64_t seen = pages.window ? std::max<int64_t>(0, positions[first] - pages.window + 1) / PAGE : 0;
+        const int64_t start = side == REST ? fronts[s] : seen;
+        blocks.push_back({s, first, last, start, side == FRONT ? fronts[s] : positions[last - 1] / PAGE + 1});
         const int64_t chunks = (blocks.back().pages - 1) / CHUNK - start / CHUNK + 1;
         firsts.push_back(firsts.back() + chunks);
         longest = std::max(longest, chunks);
@@ -297,7 +309,7 @@ struct Attention {
     const int64_t enough = 4 * threads;
     share(of, of.kv_heads, even && threads > 1);
     shares.clear();
-    split = even ? threads > 1 : longest > 1 && int64_t(tasks.size()) < enough;
+    split = even ? threads > 1 : side == REST || (longest > 1 && int64_t(tasks.size()) < enough);
     if (even && split) share_evenly(threads);
     for (int64_t heads = of.kv_heads; !even && (split || int64_t(tasks.size()) < enough); heads = (heads + 1) / 2) {
       share(of, heads, split);
@@ -311,61 +323,112 @@ struct Attention {
   // With `row_max` and `row_sum`, (rows, heads) each, sums stay unscaled, to be merged with those over other pages.
   void run(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions, float* out,
            float* row_max = nullptr, float* row_sum = nullptr) {
-    const int64_t width = of.width(), shared = of.shared();
-    static thread_local Partial total, one;
-    auto chunk = [&](const Task& t, int64_t number) {
-      const Block& b = blocks[t.block];
-      const int64_t begin = (b.page / CHUNK + number) * CHUNK;
-      const int64_t from = std::max(b.page, begin), to = std::min(b.pages, begin + CHUNK);
-      one.reset((t.head_end - t.head) * (b.last - b.first) * shared, width);
-      auto* go = pages.kind == BF16 ? attend<BF16> : pages.kind == FP16 ? attend<FP16> : attend<FP32>;
-      go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, one);
-    };
-    auto add = [&](const Partial& from) {
-      for (size_t i = 0; i < from.row_max.size(); ++i)
-        merge(total.row_max[i], total.row_sum[i], total.sums.data() + i * width, from.row_max[i], from.row_sum[i],
-              from.sums.data() + i * width, width);
-    };
-    auto end = [&](const Task& t) {
-      const Block& b = blocks[t.block];
-      const int64_t queries = (b.last - b.first) * shared;
-      for (int64_t h = t.head, i = 0; h < t.head_end; ++h)
-        for (int64_t query = 0; query < queries; ++query, ++i) {
-          const int64_t at = (b.first + query / shared) * of.heads + h * shared + query % shared;
-          const float inverse = row_max ? 1.0f : 1.0f / total.row_sum[i];
-          for (int64_t d = 0; d < of.dim; ++d) out[at * of.dim + d] = total.sums[i * width + d] * inverse;
-          if (row_max) row_max[at] = total.row_max[i], row_sum[at] = total.row_sum[i];
-        }
-    };
-    auto part = [&](const Task& t) {
-      const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * shared;
-      chunk(t, t.chunk);
-      for (int64_t h = t.head; h < t.head_end; ++h)
-        partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one, (h - t.head) * queries, queries, width);
-    };
-    if (split && !shares.empty()) {
-#pragma omp for schedule(static, 1)
-      for (size_t next = 1; next < shares.size(); ++next)
-        for (int64_t task = shares[next - 1]; task < shares[next]; ++task) part(tasks[task]);
-    } else if (split) {
-#pragma omp for schedule(dynamic, 1)
-      for (size_t task = 0; task < tasks.size(); ++task) part(tasks[task]);
-    }
+    if (split) chunks(of, pages, layer, q, positions);
     const std::vector<Task>& last = split ? joins : tasks;
 #pragma omp for schedule(dynamic, 1)
     for (size_t task = 0; task < last.size(); ++task) {
       const Task& t = last[task];
-      const Block& b = blocks[t.block];
-      total.reset((t.head_end - t.head) * (b.last - b.first) * shared, width);
+      reset(of, t);
       for (int64_t number = t.chunk; number < t.chunk_end; ++number) {
-        if (!split) chunk(t, number);
-        add(split ? partials[(firsts[t.block] + number) * of.kv_heads + t.head] : one);
+        if (!split) chunk(of, pages, layer, q, positions, t, number);
+        add(of, split ? partials[(firsts[t.block] + number) * of.kv_heads + t.head] : one());
       }
-      end(t);
+      end(of, t, out, row_max, row_sum);
+    }
+  }
+
+  // Attend to the chunks of the pages after the fronts, each for itself; `join` merges them later.
+  void chunks(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions) {
+    if (!shares.empty()) {
+#pragma omp for schedule(static, 1)
+      for (size_t next = 1; next < shares.size(); ++next)
+        for (int64_t task = shares[next - 1]; task < shares[next]; ++task)
+          apart(of, pages, layer, q, positions, tasks[task]);
+      return;
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (size_t task = 0; task < tasks.size(); ++task) apart(of, pages, layer, q, positions, tasks[task]);
+  }
+
+  // Merge the chunks after the fronts, in order, into the attention to the fronts.
+  void join(const Heads& of, const Earlier& earlier, float* out) {
+#pragma omp for schedule(dynamic, 1)
+    for (size_t task = 0; task < joins.size(); ++task) {
+      const Task& t = joins[task];
+      reset(of, t);
+      each_query(of, t, [&](int64_t i, int64_t at) {
+        total().row_max[i] = earlier.row_max[at], total().row_sum[i] = earlier.row_sum[at];
+        std::memcpy(total().sums.data() + i * of.width(), earlier.sums + at * of.dim, of.dim * 4);
+      });
+      for (int64_t number = t.chunk; number < t.chunk_end; ++number)
+        add(of, partials[(firsts[t.block] + number) * of.kv_heads + t.head]);
+      end(of, t, out, nullptr, nullptr);
     }
   }
 
  private:
+  static Partial& total() {
+    static thread_local Partial partial;
+    return partial;
+  }
+
+  static Partial& one() {
+    static thread_local Partial partial;
+    return partial;
+  }
+
+  void reset(const Heads& of, const Task& t) {
+    total().reset((t.head_end - t.head) * (blocks[t.block].last - blocks[t.block].first) * of.shared(), of.width());
+  }
+
+  // Attend to a chunk of a task's block.
+  void chunk(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions,
+             const Task& t, int64_t number) {
+    const Block& b = blocks[t.block];
+    const int64_t begin = (b.page / CHUNK + number) * CHUNK;
+    const int64_t from = std::max(b.page, begin), to = std::min(b.pages, begin + CHUNK);
+    one().reset((t.head_end - t.head) * (b.last - b.first) * of.shared(), of.width());
+    auto* go = pages.kind == BF16 ? attend<BF16> : pages.kind == FP16 ? attend<FP16> : attend<FP32>;
+    go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, one());
+  }
+
+  // Attend to a chunk and keep it for itself.
+  void apart(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions,
+             const Task& t) {
+    const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * of.shared();
+    chunk(of, pages, layer, q, positions, t, t.chunk);
+    for (int64_t h = t.head; h < t.head_end; ++h)
+      partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one(), (h - t.head) * queries, queries, of.width());
+  }
+
+  void add(const Heads& of, const Partial& from) {
+    const int64_t width = of.width();
+    Partial& to = total();
+    for (size_t i = 0; i < from.row_max.size(); ++i)
+      merge(to.row_max[i], to.row_sum[i], to.sums.data() + i * width, from.row_max[i], from.row_sum[i],
+            from.sums.data() + i * width, width);
+  }
+
+  // Call `go` with the number of each of a task's queries, and its place among all (rows, heads).
+  template <class Go>
+  void each_query(const Heads& of, const Task& t, Go go) const {
+    const Block& b = blocks[t.block];
+    const int64_t shared = of.shared(), queries = (b.last - b.first) * shared;
+    for (int64_t h = t.head, i = 0; h < t.head_end; ++h)
+      for (int64_t query = 0; query < queries; ++query, ++i)
+        go(i, (b.first + query / shared) * of.heads + h * shared + query % shared);
+  }
+
+  void end(const Heads& of, const Task& t, float* out, float* row_max, float* row_sum) const {
+    const int64_t width = of.width();
+    const Partial& from = total();
+    each_query(of, t, [&](int64_t i, int64_t at) {
+      const float inverse = row_max ? 1.0f : 1.0f / from.row_sum[i];
+      for (int64_t d = 0; d < of.dim; ++d) out[at * of.dim + d] = from.sums[i * width + d] * inverse;
+      if (row_max) row_max[at] = from.row_max[i], row_sum[at] = from.row_sum[i];
+    });
+  }
+
   // Share out all blocks: so many heads of K and V together where a block's queries are few, and each chunk apart or not.
   void share(const Heads& of, int64_t heads, bool apart) {
     tasks.clear();

@@ -44,6 +44,7 @@ struct Slot {
   alignas(LINE) std::atomic<uint64_t> word;  // ticket << STATE_BITS | state
   alignas(LINE) uint64_t step;               // which arguments these are
   int64_t rows, sequences, group, layer;
+  int64_t front;                             // whether the helper attends to fronts only, and nothing is appended
   int64_t begin_ns, end_ns;                  // of the helper's attention
 };
 
@@ -73,11 +74,14 @@ struct Channel {
 
   int64_t positions_at() const { return up(sizeof(Slot), LINE); }
   int64_t ends_at() const { return positions_at() + up(shape.rows * 8, LINE); }
-  int64_t starts_at(int64_t group) const { return ends_at() + (1 + group) * up(shape.rows * 8 + 8, LINE); }
+  int64_t fronts_at() const { return ends_at() + up(shape.rows * 8, LINE); }
+  int64_t starts_at(int64_t group) const { return fronts_at() + (1 + group) * up(shape.rows * 8 + 8, LINE); }
   int64_t tables_at(int64_t group) const { return starts_at(shape.groups) + group * up(shape.entries * 4, LINE); }
   int64_t queries_at() const { return tables_at(shape.groups); }
   int64_t out_at() const { return queries_at() + up(shape.rows * of.heads * of.dim * 4, LINE); }
-  int64_t slot_bytes() const { return out_at() + up(shape.rows * of.heads * of.dim * 4, LINE); }
+  int64_t slot_bytes() const { return out_at() + up(out_floats(shape.rows, true) * 4, LINE); }
+  // Of fronts the largest scores and the sums of weights follow the sums of values.
+  int64_t out_floats(int64_t rows, bool front) const { return rows * of.heads * (front ? of.dim + 2 : of.dim); }
   int64_t bytes() const { return up(sizeof(Header), LINE) + shape.slots * slot_bytes(); }
 
   Header& header() const { return *(Header*)memory; }
@@ -85,6 +89,7 @@ struct Channel {
   Slot& slot(int64_t number) const { return *(Slot*)slot_at(number); }
   int64_t* positions(int64_t slot) const { return (int64_t*)(slot_at(slot) + positions_at()); }
   int64_t* ends(int64_t slot) const { return (int64_t*)(slot_at(slot) + ends_at()); }
+  int64_t* fronts(int64_t slot) const { return (int64_t*)(slot_at(slot) + fronts_at()); }
   float* sent(int64_t slot) const { return (float*)(slot_at(slot) + queries_at()); }
   float* out(int64_t slot) const { return (float*)(slot_at(slot) + out_at()); }
 
@@ -173,7 +178,7 @@ void plan(Channel& c, int64_t number, int threads) {
   if (c.planned[number] == slot.step) return;
   for (int64_t g = 0; g < c.shape.groups; ++g)
     c.attentions[number][g].plan(c.of, c.pages_of(number, g), c.positions(number), c.ends(number), slot.sequences, threads,
-                                 true);
+                                 true, slot.front ? FRONT : WHOLE, c.fronts(number));
   c.planned[number] = slot.step;
 }
 
@@ -188,11 +193,15 @@ void attend(Channel& c, int64_t number, int threads) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < slot.rows; ++r)
       pad_queries(c.of, pages.kind, c.sent(number) + r * size, c.queries.data() + r * padded);
-    c.attentions[number][slot.group].run(c.of, pages, slot.layer, c.queries.data(), c.positions(number), c.out(number));
+    float *out = c.out(number), *row_max = out + slot.rows * size;
+    c.attentions[number][slot.group].run(c.of, pages, slot.layer, c.queries.data(), c.positions(number), out,
+                                         slot.front ? row_max : nullptr,
+                                         slot.front ? row_max + slot.rows * c.of.heads : nullptr);
   }
 }
 
-// Append a layer's keys and values (rows, heads + 2 kv heads, dim) to the pages of a slot's arguments, and copy its queries
+// Append a layer's keys and values (rows, heads + 2 kv heads, dim) to the pages of a slot's arguments, unless these are
+// fronts, and copy its queries
 // to `queries` (rows, heads, dim) if there is such a place.
 void append_rows(Channel& c, int64_t number, int64_t group, int64_t layer, const float* joined, float* queries, int threads) {
   const int64_t rows = c.slot(number).rows;
@@ -203,7 +212,7 @@ void append_rows(Channel& c, int64_t number, int64_t group, int64_t layer, const
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t position = c.positions(number)[r];
     const int32_t page = pages.tables[pages.starts[owners[r]] + position / PAGE];
-    append(pages, c.of, layer, page, position % PAGE, joined + r * wide);
+    if (!c.slot(number).front) append(pages, c.of, layer, page, position % PAGE, joined + r * wide);
     if (queries) std::memcpy(queries + r * size, joined + r * wide, size * 4);
   }
 }
@@ -240,9 +249,10 @@ int64_t spillway_channel_bytes(const Shape* shape) {
 int64_t spillway_channel_epoch(const void* channel) { return ((const Channel*)channel)->header().epoch; }
 
 // Owner: write a step's arguments into a slot, page tables and their starts group by group; returns whether they fit, and
-// the helper has let go of the slot.
+// the helper has let go of the slot. With `fronts` the helper attends to so many first pages of each sequence only.
 int spillway_channel_plan(void* channel, int64_t number, int64_t rows, const int64_t* positions, int64_t sequences,
-                          const int64_t* ends, const int32_t* const* tables, const int64_t* const* starts) {
+                          const int64_t* ends, const int32_t* const* tables, const int64_t* const* starts,
+                          const int64_t* fronts) {
   Channel& c = *(Channel*)channel;
   Slot& slot = c.slot(number);
   const State state = state_of(slot.word.load(std::memory_order_acquire));
@@ -253,6 +263,8 @@ int spillway_channel_plan(void* channel, int64_t number, int64_t rows, const int
   slot.rows = rows, slot.sequences = sequences;
   std::memcpy(c.positions(number), positions, rows * 8);
   std::memcpy(c.ends(number), ends, sequences * 8);
+  slot.front = fronts != nullptr;
+  if (fronts) std::memcpy(c.fronts(number), fronts, sequences * 8);
   for (int64_t g = 0; g < c.shape.groups; ++g) {
     const Pages to = c.pages_of(number, g);
     std::memcpy((void*)to.tables, tables[g], starts[g][sequences] * 4);
@@ -277,8 +289,9 @@ void spillway_channel_append(void* channel, int64_t number, int64_t group, int64
   append_rows(*(Channel*)channel, number, group, layer, joined, nullptr, threads);
 }
 
-// Owner: wait at most so long for what was submitted. Returns 1 with the result (rows, heads, dim) and when its
-// attention began and ended, in nanoseconds, or 0: it is the owner's to compute.
+// Owner: wait at most so long for what was submitted. Returns 1 with the result (rows, heads, dim), of fronts also their
+// largest scores and sums of weights (rows, heads), and when its attention began and ended, in nanoseconds, or 0: it is
+// the owner's to compute.
 int spillway_channel_wait(void* channel, int64_t number, int64_t patience_ns, float* out, int64_t* span_ns) {
   Channel& c = *(Channel*)channel;
   Slot& slot = c.slot(number);
@@ -289,7 +302,7 @@ int spillway_channel_wait(void* channel, int64_t number, int64_t patience_ns, fl
   });
   take(c, slot);
   if (state_of(slot.word.load(std::memory_order_acquire)) != DONE) return 0;
-  std::memcpy(out, c.out(number), slot.rows * c.of.heads * c.of.dim * 4);
+  std::memcpy(out, c.out(number), c.out_floats(slot.rows, slot.front) * 4);
   span_ns[0] = slot.begin_ns, span_ns[1] = slot.end_ns;
   return 1;
 }

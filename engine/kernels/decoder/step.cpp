@@ -270,10 +270,9 @@ void after_attention(const Model& m, Work& w, const Layer& layer, int64_t rows, 
   add_to_states(m, w, layer.down, activated, rows, layer.norms[AFTER_MLP], states);
 }
 
-// Write rows' keys and values to their pages and attend with their queries, in layer `at` of the pages' group.
-void attend_rows(const Heads& of, const Pages& pages, int64_t at, Attention& attention, int64_t rows,
-                 const int64_t* positions, const int64_t* sequences, const float* joined, float* queries, float* out,
-                 const int64_t* pages_ready, int64_t layer) {
+// Write rows' keys and values to their pages, in layer `at` of the pages' group, and lay out their queries.
+void write_rows(const Heads& of, const Pages& pages, int64_t at, int64_t rows, const int64_t* positions,
+                const int64_t* sequences, const float* joined, float* queries) {
   const int64_t wide = (of.heads + 2 * of.kv_heads) * of.dim;
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
@@ -281,6 +280,13 @@ void attend_rows(const Heads& of, const Pages& pages, int64_t at, Attention& att
     append(pages, of, at, page, positions[r] % PAGE, joined + r * wide);
     pad_queries(of, pages.kind, joined + r * wide, queries + r * of.heads * of.width());
   }
+}
+
+// Write rows' keys and values to their pages and attend with their queries, in layer `at` of the pages' group.
+void attend_rows(const Heads& of, const Pages& pages, int64_t at, Attention& attention, int64_t rows,
+                 const int64_t* positions, const int64_t* sequences, const float* joined, float* queries, float* out,
+                 const int64_t* pages_ready, int64_t layer) {
+  write_rows(of, pages, at, rows, positions, sequences, joined, queries);
   await_pages(pages_ready, layer);
   attention.run(of, pages, at, queries, positions, out);
 }
@@ -523,9 +529,10 @@ void spillway_after(const void* model, void* work, int64_t layer, int64_t rows, 
 }
 
 // Work out the attention of a step once for all layers, to be freed; positions and page tables must outlive it. With
-// `even`, threads take equal numbers of pages.
+// `even`, threads take equal numbers of pages. `side` says which pages are attended to: all (0), the first `fronts` pages
+// of each sequence (1), or the pages after them (2); fronts are whole chunks.
 void* spillway_plan(const Heads* heads, int64_t groups, const Pages* pages, int64_t rows, const int64_t* positions,
-                    int64_t sequences, const int64_t* ends, int even, int threads) {
+                    int64_t sequences, const int64_t* ends, int even, int threads, int side, const int64_t* fronts) {
   auto planned = std::make_unique<PlannedAttention>();
   planned->of = *heads;
   planned->threads = threads, planned->rows = rows, planned->positions = positions;
@@ -534,7 +541,7 @@ void* spillway_plan(const Heads* heads, int64_t groups, const Pages* pages, int6
   planned->attentions.resize(groups);
   planned->queries.resize(rows * heads->heads * heads->width());
   for (int64_t g = 0; g < groups; ++g)
-    planned->attentions[g].plan(planned->of, pages[g], positions, ends, sequences, threads, even);
+    planned->attentions[g].plan(planned->of, pages[g], positions, ends, sequences, threads, even, Side(side), fronts);
   return planned.release();
 }
 
@@ -547,6 +554,40 @@ void spillway_attend_planned(void* planned, int64_t group, int64_t layer, const 
 #pragma omp parallel num_threads(p.threads)
   attend_rows(p.of, p.pages[group], layer, p.attentions[group], p.rows, p.positions, p.owners.data(), joined,
               p.queries.data(), out, nullptr, 0);
+}
+
+// Attend to the fronts with the queries in `joined` (rows, heads + 2 kv heads, dim), which writes no page: `sums`
+// (rows, heads, dim) are not divided by the row sum.
+void spillway_attend_front(void* planned, int64_t group, int64_t layer, const float* joined, float* sums,
+                           float* row_max, float* row_sum) {
+  auto& p = *(PlannedAttention*)planned;
+  const Heads& of = p.of;
+  const int64_t wide = (of.heads + 2 * of.kv_heads) * of.dim;
+#pragma omp parallel num_threads(p.threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < p.rows; ++r)
+      pad_queries(of, p.pages[group].kind, joined + r * wide, p.queries.data() + r * of.heads * of.width());
+    p.attentions[group].run(of, p.pages[group], layer, p.queries.data(), p.positions, sums, row_max, row_sum);
+  }
+}
+
+// Write keys and values of all rows, and attend to the pages after the fronts, chunk by chunk, without a result.
+void spillway_attend_rest(void* planned, int64_t group, int64_t layer, const float* joined) {
+  auto& p = *(PlannedAttention*)planned;
+#pragma omp parallel num_threads(p.threads)
+  {
+    write_rows(p.of, p.pages[group], layer, p.rows, p.positions, p.owners.data(), joined, p.queries.data());
+    p.attentions[group].chunks(p.of, p.pages[group], layer, p.queries.data(), p.positions);
+  }
+}
+
+// Merge what `spillway_attend_rest` found into the attention to the fronts; `out` is (rows, heads, dim).
+void spillway_attend_join(void* planned, int64_t group, const float* sums, const float* row_max, const float* row_sum,
+                          float* out) {
+  auto& p = *(PlannedAttention*)planned;
+#pragma omp parallel num_threads(p.threads)
+  p.attentions[group].join(p.of, {sums, row_max, row_sum}, out);
 }
 
 // Tell a step that may be running that the pages of the first `layers` layers have arrived.

@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ from engine.kernels.attention_plan import QueryRows, lay_out
 from engine.kernels.encoder import open_library
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
+from engine.kernels.partial import Partial
 from engine.kernels.sources import DECODER
+from engine.kernels.two_sides import SplitRows, front_sides, rest_sides
 from engine.models.decoders.rotary import frequencies
 from engine.models.decoders.spec import DecoderSpec
 from engine.models.decoders.weights import EMBED, HEAD, embed_scale, norm_names
@@ -40,6 +42,7 @@ _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD, _TABLE = range(6)
 # Numbers of norms; numbers 0 to 3 are a layer's, in the order of `LayerNorms`.
 _Q_NORM, _K_NORM, _LAST = range(4, 7)
+_FRONT, _REST = 1, 2  # the sides of sequences, as numbered in `attention.h`
 _int64 = ctypes.c_int64
 
 
@@ -253,6 +256,12 @@ class CompiledDecoder:
     ) -> PlannedAttention:
         """Plan the attention of a step that is computed stage by stage (see `PlannedAttention`)."""
         return PlannedAttention(self._kernels, self.spec, queries, pools, threads=self._threads)
+
+    def planned_rest(
+        self, queries: Sequence[SplitRows], pools: Sequence[PageMemory]
+    ) -> PlannedRest:
+        """Plan attention to the pages after fronts that are attended elsewhere (see `PlannedRest`)."""
+        return PlannedRest(self._kernels, self.spec, queries, pools, threads=self._threads)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return fp32 logits (rows, vocabulary) of rows that `hidden` returned."""
@@ -474,21 +483,8 @@ class PlannedAttention:
         threads: int,
         even: bool = False,
     ) -> None:
-        self._kernels, self._step, self._pools = kernels, _Step(queries, pools), list(pools)
-        count, positions = len(self._step.positions), self._step.positions
-        self._plan = ctypes.c_void_p(
-            kernels.spillway_plan(
-                ctypes.byref(_heads(spec)),
-                _int64(len(pools)),
-                self._step.pages,
-                _int64(count),
-                ctypes.c_void_p(positions.ctypes.data),
-                *self._step.sequences(),
-                int(even),
-                threads,
-            )
-        )
-        weakref.finalize(self, kernels.spillway_plan_free, self._plan)
+        self._kernels, self._pools = kernels, list(pools)
+        self._planned = _Planned(kernels, spec, _Step(queries, pools), threads, even=even)
 
     def attend(self, group: int, at: int, joined: Tensor, out: Tensor) -> None:
         """Write keys and values to their pages and attend with the queries in layer `at` of a group.
@@ -496,8 +492,111 @@ class PlannedAttention:
         `joined` is fp32 (rows, heads + 2 * kv heads, dim), `out` (rows, heads, dim), both contiguous.
         """
         self._kernels.spillway_attend_planned(
-            self._plan, _int64(group), _int64(at), _at(joined), _at(out)
+            self._planned.handle, _int64(group), _int64(at), _at(joined), _at(out)
         )
+
+
+class PlannedFront:
+    """Attention of a step to the fronts of sequences, planned once; threads get equal numbers of pages.
+
+    The result is to be merged with the other pages' by a `PlannedRest`. ValueError as in `front_sides`.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        spec: DecoderSpec,
+        queries: Sequence[SplitRows],
+        pools: Sequence[PageMemory],
+        *,
+        threads: int,
+    ) -> None:
+        step = _Step(front_sides(queries, pools), pools, whole=False)
+        fronts = [rows.front for rows in queries]
+        self._kernels, self._pools = kernels, list(pools)
+        self._planned = _Planned(kernels, spec, step, threads, even=True, side=(_FRONT, fronts))
+
+    def attend(self, group: int, at: int, joined: Tensor, found: Partial) -> None:
+        """Attend with the queries of fp32 `joined` (rows, heads + 2 * kv heads, dim), and write the result to `found`.
+
+        No page is written.
+        """
+        self._kernels.spillway_attend_front(
+            self._planned.handle, _int64(group), _int64(at), _at(joined), *map(_at, found)
+        )
+
+
+class PlannedRest:
+    """Attention of a step to the pages after the fronts of sequences, planned once.
+
+    Chunks of pages are merged in order, so a row has the bits that it has if all pages are in one tier. ValueError as
+    in `rest_sides`.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        spec: DecoderSpec,
+        queries: Sequence[SplitRows],
+        pools: Sequence[PageMemory],
+        *,
+        threads: int,
+    ) -> None:
+        step = _Step(rest_sides(queries, pools), pools, whole=False)
+        fronts = [rows.front for rows in queries]
+        self._kernels, self._pools = kernels, list(pools)
+        self._planned = _Planned(kernels, spec, step, threads, side=(_REST, fronts))
+        self._group = 0  # of the last call of `attend`
+
+    def attend(self, group: int, at: int, joined: Tensor) -> None:
+        """Write keys and values to their pages and attend in layer `at` of a group, up to the merging.
+
+        `joined` is fp32 (rows, heads + 2 * kv heads, dim), contiguous.
+        """
+        self._group = group
+        self._kernels.spillway_attend_rest(
+            self._planned.handle, _int64(group), _int64(at), _at(joined)
+        )
+
+    def join(self, front: Partial, out: Tensor) -> None:
+        """Merge what the last call of `attend` found into the attention to the fronts; `out` is (rows, heads, dim)."""
+        self._kernels.spillway_attend_join(
+            self._planned.handle, _int64(self._group), *map(_at, front), _at(out)
+        )
+
+
+class _Planned:
+    """A step's attention as the kernels have planned it, with the memory that they read; `handle` is freed with it.
+
+    `side` is a side of the sequences' fronts, and the number of each front's pages.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        spec: DecoderSpec,
+        step: _Step,
+        threads: int,
+        *,
+        even: bool = False,
+        side: tuple[int, Sequence[int]] = (0, ()),
+    ) -> None:
+        self._step, self._fronts = step, np.array(side[1], np.int64)
+        self.handle = ctypes.c_void_p(
+            kernels.spillway_plan(
+                ctypes.byref(_heads(spec)),
+                _int64(len(step.pages)),
+                step.pages,
+                _int64(len(step.positions)),
+                ctypes.c_void_p(step.positions.ctypes.data),
+                *step.sequences(),
+                int(even),
+                threads,
+                side[0],
+                ctypes.c_void_p(self._fronts.ctypes.data),
+            )
+        )
+        weakref.finalize(self, kernels.spillway_plan_free, self.handle)
 
 
 class PackedLinear:
@@ -540,14 +639,6 @@ class PackedLinear:
         return out
 
 
-class Partial(NamedTuple):
-    """Attention over some pages: unscaled sums (rows, heads, dim), largest score and weight sum (rows, heads)."""
-
-    sums: Tensor
-    row_max: Tensor
-    row_sum: Tensor
-
-
 def attend(
     kernels: ctypes.CDLL,
     q: Tensor,
@@ -586,14 +677,6 @@ def attend_partly(
     step = _Step(queries, [pool], whole=False)
     found = _attend(kernels, q, pool, [layer], step, threads, partial=True)
     return Partial(*(each[0] for each in found))
-
-
-def merge(one: Partial, other: Partial) -> Partial:
-    """Return the attention over the pages of both results."""
-    row_max = torch.maximum(one.row_max, other.row_max)
-    mine, its = torch.exp(one.row_max - row_max), torch.exp(other.row_max - row_max)
-    sums = one.sums * mine[..., None] + other.sums * its[..., None]
-    return Partial(sums, row_max, one.row_sum * mine + other.row_sum * its)
 
 
 def _attend(

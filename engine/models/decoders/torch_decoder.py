@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from engine.kernels.attention_plan import QueryRows, plan_groups
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
-from engine.kernels.reference_attention import paged_attention
+from engine.kernels.partial import Partial, merge
+from engine.kernels.reference_attention import paged_attention, partial_attention
+from engine.kernels.two_sides import SplitRows, rest_sides
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.rotary import angles, frequencies, rotate
 from engine.models.decoders.spec import DecoderSpec
@@ -44,11 +47,14 @@ class Attention(NamedTuple):
 
     `plan(queries, pools, shared)` plans a step for every layer group, where `shared` query heads share one head of K
     and V; a group's plan has the rows' `positions` and their `slots` for `PageMemory.write`.
-    `attend(q, pool, layer, planned)` is a `paged_attention`.
+    `attend(q, pool, layer, planned)` is a `paged_attention`. `plan_partly` plans attention to resident pages only, and
+    `attend_partly`, called as `attend`, returns what is to be merged with other pages'.
     """
 
     plan: Callable[[Sequence[QueryRows], Sequence[PageMemory], int], Sequence[Any]]
     attend: Callable[[Tensor, PageMemory, int, Any], Tensor]
+    plan_partly: Callable[[Sequence[QueryRows], Sequence[PageMemory], int], Sequence[Any]]
+    attend_partly: Callable[[Tensor, PageMemory, int, Any], Partial]
 
 
 def attention_on(device: torch.device) -> Attention:
@@ -57,8 +63,15 @@ def attention_on(device: torch.device) -> Attention:
         with contextlib.suppress(ImportError):
             from engine.kernels import triton_attention  # noqa: PLC0415 - there on CUDA only
 
-            return Attention(triton_attention.plan_blocks, triton_attention.paged_attention)
-    return Attention(plan_groups, paged_attention)
+            return Attention(
+                triton_attention.plan_blocks,
+                triton_attention.paged_attention,
+                partial(triton_attention.plan_blocks, whole=False),
+                triton_attention.partial_attention,
+            )
+    return Attention(
+        plan_groups, paged_attention, partial(plan_groups, whole=False), partial_attention
+    )
 
 
 class Heads(NamedTuple):
@@ -101,6 +114,31 @@ class TorchAttention:
         heads = _heads(self._decoder.spec, joined)
         heads = heads._replace(q=heads.q.contiguous())
         out.copy_(self._decoder.attend(heads, self._pools[group], at, self._groups[group]))
+
+
+class TorchRest:
+    """Attention of a step to the pages after fronts that are attended elsewhere, planned once.
+
+    Merging is exact up to the rounding of fp32.
+    """
+
+    def __init__(
+        self, decoder: TorchDecoder, groups: Sequence[Any], pools: Sequence[PageMemory]
+    ) -> None:
+        self._decoder, self._groups, self._pools = decoder, groups, pools
+        self._found: Partial | None = None
+
+    def attend(self, group: int, at: int, joined: Tensor) -> None:
+        """Write keys and values to their pages and attend in layer `at` of a group, up to the merging."""
+        heads = _heads(self._decoder.spec, joined)
+        heads = heads._replace(q=heads.q.contiguous())
+        pool, plan = self._pools[group], self._groups[group]
+        self._found = self._decoder.attend_partly(heads, pool, at, plan)
+
+    def join(self, front: Partial, out: Tensor) -> None:
+        """Merge what the last call of `attend` found with the attention to the fronts; `out` is (rows, heads, dim)."""
+        assert self._found is not None
+        out.copy_(merge(front, self._found).result())
 
 
 class TorchDecoder:
@@ -187,6 +225,18 @@ class TorchDecoder:
         """Plan the attention of a step that is computed stage by stage (see `TorchAttention`)."""
         groups = self._attention.plan(queries, pools, self.spec.heads // self.spec.kv_heads)
         return TorchAttention(self, groups, pools)
+
+    def planned_rest(self, queries: Sequence[SplitRows], pools: Sequence[PageMemory]) -> TorchRest:
+        """Plan attention to the pages after fronts that are attended elsewhere (see `TorchRest`)."""
+        shared = self.spec.heads // self.spec.kv_heads
+        return TorchRest(
+            self, self._attention.plan_partly(rest_sides(queries, pools), pools, shared), pools
+        )
+
+    def attend_partly(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Partial:
+        """Write rows' keys and values to their pages and attend to some pages with their queries."""
+        pool.write(at, plan.slots, heads.k, heads.v)
+        return self._attention.attend_partly(heads.q, pool, at, plan)
 
     def attend(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Tensor:
         """Write rows' keys and values to their pages and attend with their queries: (rows, heads, dim)."""

@@ -64,6 +64,11 @@ class Generator:
     def load(self) -> None:
         """Load the model and measure its steps; ConfigError names a setting that cannot be met."""
         config = self._config
+        if config.host_split and config.host_attention != "auto":
+            raise ConfigError(
+                f"SPILLWAY_HOST_SPLIT is on and SPILLWAY_HOST_ATTENTION is {config.host_attention!r}: only auto plans "
+                "sequences over both tiers; expected auto, or SPILLWAY_HOST_SPLIT off"
+            )
         if config.host_attention == "off":
             executor = _executor(config)
         else:
@@ -163,7 +168,9 @@ def _homes(config: WorkerConfig, executor: StagedExecutor) -> HomePlanner:
         keep(folder, machine, executor.fingerprint, points)
     asked = config.host_attention
     mode = OffloadMode.ASYMMETRIC if asked == "auto" else OffloadMode(asked)
-    return HomePlanner(executor, OffloadProfile(points), mode, step_s=config.itl_s)
+    return HomePlanner(
+        executor, OffloadProfile(points), mode, step_s=config.itl_s, split=config.host_split
+    )
 
 
 def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecutor:

@@ -72,7 +72,7 @@ class HomeMetrics:
             self._bytes.labels(moved)
         self._resumed = Counter(
             "spillway_resumed_prompts",
-            "Prompts of which only the host had pages, by what became of these: attended there, fetched or recomputed.",
+            "Prompts of which only the host had pages, by what became of these: attended, fetched, computed or split.",
             ("use",),
             registry=registry,
         )
@@ -88,8 +88,9 @@ class HomeMetrics:
             self._pages.labels(how)
         for by in get_args(AttendedBy):
             self._layers.labels(by)
+        for attended in ("device", "host", "both"):
+            self._rows.labels(attended)
         for tier in ("device", "host"):
-            self._rows.labels(tier)
             self._idle.labels(tier)
         for choice in get_args(Choice):
             self._steps.labels(choice)
@@ -102,7 +103,8 @@ class HomeMetrics:
     def observe(self, homes: HomePlanner) -> None:
         """Record the planner's present counts."""
         self._rise(self._rows, "host", homes.on_host)
-        self._rise(self._rows, "device", homes.decoded - homes.on_host)
+        self._rise(self._rows, "both", homes.on_both)
+        self._rise(self._rows, "device", homes.decoded - homes.on_host - homes.on_both)
         for by, layers in homes.executor.host_layers.items():
             self._rise(self._layers, by, layers)
         link = homes.executor.helper_link

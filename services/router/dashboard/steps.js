@@ -12,7 +12,7 @@ const WHY = {
   fixed: "a mode that does not choose",
 };
 // What became of prompts' pages that only the host had, since the start.
-const USES = { attend: "attended in place", fetch: "fetched to the device", recompute: "computed anew" };
+const USES = { attend: "attended in place", fetch: "fetched to the device", recompute: "computed anew", split: "attended over both tiers" };
 const LINEAR = ["before", "after"];
 const THIN = 0.0008; // of the whole: a shorter stage could not be seen
 const SIDES = [

@@ -20,11 +20,18 @@ from bench.engine import home_runs
 from bench.engine.helper_process import helper_process, local_address, wait_until
 from bench.engine.home_runs import HomeSides
 from common.types.helper_address import ChannelKind, HelperAddress
-from engine.decoder.executor.host_attention import HostAttention, HostResult, HostSubBatch
+from engine.decoder.executor.host_attention import (
+    HostAttention,
+    HostFronts,
+    HostResult,
+    HostSubBatch,
+)
 from engine.decoder.executor.host_link import Ready
 from engine.decoder.offload.plan import OffloadMode
 from engine.host.helped_attention import HelpedAttention
 from engine.kernels.attention_plan import QueryRows
+from engine.kernels.partial import Partial
+from engine.kernels.two_sides import SplitRows
 
 SOAK = os.environ.get("SPILLWAY_PROFILE") == "soak"
 KILLS = 60 if SOAK else 2
@@ -33,15 +40,23 @@ MODES = (OffloadMode.FULL, OffloadMode.ASYMMETRIC, OffloadMode.SIMPLE)
 
 
 class DisturbedAttention:
-    """Lets another one attend, and does something when so many layers have been handed to the host."""
+    """Lets another one attend, and does something when so many layers have been handed to the host.
 
-    def __init__(self, inner: HostAttention) -> None:
-        self.inner = inner
+    It counts layers of sub-batches, or with `fronts` layers of fronts.
+    """
+
+    def __init__(self, inner: HostAttention, *, fronts: bool = False) -> None:
+        self.inner, self.fronts = inner, fronts
         self.submitted = 0
         self.then: list[tuple[int, Callable[[], None]]] = []
 
     def plan(self, queries: Sequence[QueryRows]) -> HostSubBatch:
-        return _DisturbedSubBatch(self, self.inner.plan(queries))
+        inner = self.inner.plan(queries)
+        return inner if self.fronts else _DisturbedSubBatch(self, inner)
+
+    def plan_fronts(self, queries: Sequence[SplitRows]) -> HostFronts:
+        inner = self.inner.plan_fronts(queries)
+        return _DisturbedFronts(self, inner) if self.fronts else inner
 
     def close(self) -> None:
         self.inner.close()
@@ -63,6 +78,18 @@ class _DisturbedSubBatch:
         found = self._inner.submit(group, at, joined, out, ready)
         self._attention.count()
         return found
+
+
+class _DisturbedFronts:
+    def __init__(self, attention: DisturbedAttention, inner: HostFronts) -> None:
+        self._attention, self._inner = attention, inner
+
+    def submit(
+        self, group: int, at: int, joined: Tensor, found: Partial, ready: Ready | None = None
+    ) -> HostResult:
+        waits = self._inner.submit(group, at, joined, found, ready)
+        self._attention.count()
+        return waits
 
 
 class Scene(NamedTuple):
@@ -131,3 +158,35 @@ async def test_tokens_are_those_of_the_device_alone(
     assert helped.layers["helper"] > 0
     assert helped.layers["late"] > 0
     assert helped.listener.channel is None
+
+
+@pytest.mark.timeout(0 if SOAK else 120)
+async def test_a_helper_killed_amid_fronts_changes_no_token(tmp_path: Path, seed: int) -> None:
+    """Helpers attend to fronts of sequences over both tiers until they are killed; tokens are the device's."""
+    print(f"seed {seed}")
+    draw, address = random.Random(seed), local_address("unix", tmp_path)
+    sides = home_runs.sides("llama fp32", tmp_path / "model", address, sizes=home_runs.LONG)
+    stages = sides.executor.stages
+    assert stages is not None
+    assert isinstance(stages.attention, HelpedAttention)
+    helped = stages.attention
+    helped.patience_s = PATIENT_S
+    disturbed = stages.attention = DisturbedAttention(helped, fronts=True)
+    wrong, number = list[str](), 0
+    for kill in range(1, KILLS + 1):
+        with helper_process(address, tmp_path) as helper:
+            wait_until(lambda: helped.listener.channel)
+            disturbed.then = [(disturbed.submitted + draw.randrange(1, 100), helper.kill)]
+            while disturbed.then:
+                counts = await home_runs.compare(
+                    sides, seed + number, OffloadMode.ASYMMETRIC, home_runs.LONG, split=True
+                )
+                wrong += counts.wrong
+                number += 1
+        wait_until(lambda: helped.listener.channel is None)
+        assert disturbed.submitted >= kill
+    sides.executor.close()
+
+    assert wrong == []
+    assert helped.layers["helper"] > 0
+    assert sides.executor.on_both > 0

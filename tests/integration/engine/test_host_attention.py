@@ -23,6 +23,7 @@ from common.config import Common, WorkerConfig
 from common.cost.linear import Probe
 from common.errors import ConfigError
 from common.ids import Family
+from common.pages.identity import PAGE
 from common.registry.latest_steps import LatestSteps
 from common.types.generation import SamplingParams
 from common.types.helper_address import ChannelKind, HelperAddress
@@ -178,6 +179,7 @@ def test_settings_that_cannot_be_met(
 GREEDY = SamplingParams(temperature=0.0)
 # Seconds of a row in one layer, of a token attended to on the host, and of copying a page: a machine for each use.
 MACHINES = {"attend": (1e-3, 1e-9, 1.0), "fetch": (1e-3, 1.0, 1e-9), "recompute": (1e-9, 1.0, 1.0)}
+BOTH = (1e-3, 1e-6, 5e-2)  # pages come slowly, and the host attends best to what is there already
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeSides]:
 
 def machine(sides: HomeSides, use: str) -> OffloadPoints:
     """Return costs by which one use of a history on the host is by far the cheapest."""
-    row_s, host_s, page_s = MACHINES[use]
+    row_s, host_s, page_s = (MACHINES | {"split": BOTH})[use]
     sizes = ((1, 32), (1, 300), (4, 400))
     return msgspec.structs.replace(
         sides.points,
@@ -199,6 +201,17 @@ def machine(sides: HomeSides, use: str) -> OffloadPoints:
         exchange=[Probe(count, 0, 1e-12) for count, _ in sizes],
         page_s=page_s,
     )
+
+
+def test_fronts_are_for_plans_that_choose(tmp_path: Path) -> None:
+    """Sequences over both tiers are refused where a mode does not choose."""
+    random_models.write(tmp_path, "llama", random_models.settings("llama", 2))
+    for mode in ("off", "full"):
+        config = WorkerConfig(
+            chat_model=str(tmp_path), device="cpu", host_attention=mode, host_split=True
+        )
+        with pytest.raises(ConfigError, match="SPILLWAY_HOST_SPLIT is on"):
+            Generator(config, "gpu_worker", WorkMetrics(CollectorRegistry())).load()
 
 
 def work(prompt: list[int], max_new: int, n: int = 1) -> Work:
@@ -242,6 +255,39 @@ async def test_a_turn_goes_on_where_its_history_costs_least(sides: HomeSides, us
     assert run.steps[steps].why == "in place"
     assert {stage.stage for stage in run.steps[steps].stages} == {"before", "host", "after"}
     assert on_host >= len(question) - 96
+
+
+async def test_a_turn_goes_on_over_both_tiers(tmp_path: Path) -> None:
+    """A second turn attends to 8 pages of its history on the host, and to the rest, of which one page is fetched, here.
+
+    Counters tell so, and that it never had the 8 pages on the device; its tokens are the device's.
+    """
+    sides, device = home_runs.sides("llama fp32", tmp_path, sizes=home_runs.LONG), DeviceQueue()
+    try:
+        profile = OffloadProfile(machine(sides, "split"))
+        homes = HomePlanner(sides.executor, profile, OffloadMode.FULL, split=True)
+        run = HomeRun(sides.executor, device, homes, 512)
+        alone = HomeRun(sides.alone, device, None, 512)
+        prompt = [at * 7 % random_models.VOCABULARY for at in range(290)]
+        [[answer]] = await run.all([work(prompt, 20)])
+        question = [*prompt, *answer, *range(20)]
+        homes.mode = OffloadMode.ASYMMETRIC
+        homes.profile = OffloadProfile(machine(sides, "split"))  # without what the turn has taught
+        tiers = run.engine.scheduler.table.tiers
+        found, pages, both = tiers.found.copy(), homes.host_pages.copy(), sides.executor.on_both
+        [[told]] = await run.all([work(question, 12)])
+        expected = await alone.all([work(prompt, 20), work(question, 12)])
+    finally:
+        device.close()
+        sides.executor.close()
+
+    assert [[answer], [told]] == expected
+    assert dict(homes.resumed) == {"split": 1}
+    assert homes.host_pages["found"] - pages["found"] == 8
+    assert tiers.found["host"] - found["host"] == 9
+    assert tiers.found["device"] == found["device"]
+    assert sides.executor.on_both - both >= len(question) - 9 * PAGE
+    assert homes.on_both > 0
 
 
 async def test_choices_share_their_prompt_on_the_host(sides: HomeSides) -> None:

@@ -27,7 +27,15 @@ from engine.host.channel import ChannelLibrary, load_channel
 from engine.host.helped_attention import ROWS
 from engine.host.helper import HostHelper
 from engine.models.decoders.compiled_decoder import load_kernels
-from tests.support.host_sides import NEVER_S, PAGES, Sides, check_same, step, two_sides
+from tests.support.host_sides import (
+    NEVER_S,
+    PAGES,
+    Sides,
+    check_fronts,
+    check_same,
+    step,
+    two_sides,
+)
 
 pytestmark = pytest.mark.skipif(
     load_kernels() is None or load_channel() is None, reason="no compiler for the kernels"
@@ -84,6 +92,33 @@ def test_a_helper_that_is_killed_amid_a_layer(sides: Sides, tmp_path: Path) -> N
         before = sides.helped.layers["helper"]
         check_same(sides, 3)
         assert sides.helped.layers["helper"] > before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_helper_attends_to_fronts(
+    address: HelperAddress, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """What comes back has the bits of this process' own, also after a helper is killed amid a layer.
+
+    No page is written. A helper on another machine attends to none, and is not asked.
+    """
+    local = address.kind == "unix"
+    with two_sides(address, dtype, windowed=False) as sides:
+        layers = sides.helped.layers
+        with helper_process(address, tmp_path, "--slowdown", "100") as helper:
+            wait_until(lambda: sides.helped.listener.channel)
+            check_fronts(sides, 1)
+            assert (layers["helper"] > 0) == local
+            check_same(sides, 2, groups=1)
+            check_fronts(sides, 3, helper.kill)
+            wait_until(lambda: sides.helped.listener.channel is None)
+            assert (layers["late"] > 0) == local
+        check_fronts(sides, 4)
+        with helper_process(address, tmp_path):
+            wait_until(lambda: sides.helped.listener.channel)
+            before = layers["helper"]
+            check_fronts(sides, 5)
+            assert (layers["helper"] > before) == local
 
 
 @pytest.mark.sampled(2)

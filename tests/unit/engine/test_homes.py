@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.engine import home_runs
 from bench.engine.home_runs import HomeCounts, HomeSides
-from common.pages.identity import PAGE, root_id
+from common.pages.identity import CHUNK, PAGE, root_id
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.page_table import PageTable
 from engine.decoder.kv.tiers import PLAIN
@@ -61,6 +61,40 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
         assert windowed or sum(each.preempted for each in counted) > 0
 
 
+@pytest.fixture(scope="module", params=home_runs.UNWINDOWED)
+def long_sides(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HomeSides]:
+    directory = tmp_path_factory.mktemp("long")
+    found = home_runs.sides(request.param, directory, sizes=home_runs.LONG)
+    yield found
+    found.executor.close()
+
+
+async def test_answers_over_both_tiers_are_those_of_the_device_alone(long_sides: HomeSides) -> None:
+    """The same with texts whose first pages are on the host and whose later pages are on the device.
+
+    A run counts only if rows were attended over both tiers. Over all of them sequences left their fronts to the host,
+    and prompts began with a front that they found there.
+    """
+    counted: list[HomeCounts] = []
+    for seed in range(SEED, SEED + TRIES):
+        counts = await home_runs.compare(
+            long_sides, seed, OffloadMode.ASYMMETRIC, home_runs.LONG, split=True
+        )
+        assert (seed, counts.wrong) == (seed, [])
+        if counts.both:
+            counted.append(counts)
+        if len(counted) == RUNS:
+            break
+
+    assert len(counted) == RUNS
+    if RUNS == SOAK:
+        assert sum(each.left for each in counted) > 0
+        assert sum(each.resumed["split"] for each in counted) > 0
+        assert sum(each.preempted for each in counted) > 0
+
+
 class Longest(random.Random):
     """Draws the largest number of a range."""
 
@@ -69,18 +103,22 @@ class Longest(random.Random):
 
 
 class SharedPages:
-    """Sequences on a page table whose pages hold their tokens; any page that is wrong, lost or leaked shows."""
+    """Sequences on a page table whose pages hold their tokens; any page that is wrong, lost or leaked shows.
 
-    def __init__(self, seed: int) -> None:
+    They have a common head of so many pages; with `fronts` some have their first pages on the host.
+    """
+
+    def __init__(self, seed: int, head: int = 4, *, fronts: bool = False) -> None:
         self.draw = random.Random(seed)
-        self.table = PageTable(ModelShape([None], [64], 40, 4096, 50, host_pages=60), PLAIN)
+        self.table = PageTable(ModelShape([None], [64], 60, 4096, 50, host_pages=80), PLAIN)
         self.memory: dict[LocalTier, list[list[int]]] = {
-            "device": [[-1] * PAGE for _ in range(40)],
-            "host": [[-1] * PAGE for _ in range(60)],
+            "device": [[-1] * PAGE for _ in range(60)],
+            "host": [[-1] * PAGE for _ in range(80)],
         }
-        self.head = [self.draw.randrange(50) for _ in range(4 * PAGE)]
+        self.head = [self.draw.randrange(50) for _ in range(head * PAGE)]
         self.sequences: list[TokenSequence] = []
-        self.saved = self.begun = 0
+        self.fronts = fronts
+        self.saved = self.begun = self.split = 0
 
     def begin(self, home: LocalTier) -> None:
         """Admit a sequence that begins as others do, and compute its prompt."""
@@ -96,9 +134,17 @@ class SharedPages:
                 return
             self.copy(copied)
         else:
-            if self.table.available("device") < 12:
+            if self.table.available("device") < 24:
                 return
-            loads = self.table.attach([(sequence, match)])
+            front = self.table.front_on_host(sequence, match) if self.fronts else 0
+            if front and self.draw.random() < 0.7:
+                assert front % CHUNK == 0
+                loads = self.table.attach_with_front(sequence, match, front)
+                assert sequence.front == front
+                assert all(self.table.tiers.host[0].holds(each) for each in sequence.ids[:front])
+                self.split += 1
+            else:
+                loads = self.table.attach([(sequence, match)])
             self.copy(loads)
             for move in loads:
                 self.table.tiers.moved(move, sound=True)
@@ -115,6 +161,7 @@ class SharedPages:
         tokens, pool = sequence.tokens(), self.table.tiers.pools(sequence.home)[0]
         for position in positions:
             page = sequence.pages[0][position // PAGE]
+            assert position // PAGE >= sequence.front
             assert pool.references(page) == 1
             self.memory[sequence.home][page][position % PAGE] = tokens[position]
         sequence.computed(len(positions))
@@ -126,9 +173,11 @@ class SharedPages:
         stays = {each.order: [list(held) for held in each.pages] for each in self.sequences}
         copied: list[PageMove] = []
         for sequence in movers:
-            to: LocalTier = "device" if sequence.home == "host" else "host"
-            moves = self.table.move(sequence, to)
+            to, front = self._other(sequence)
+            moves = self.table.move(sequence, to, front)
             if moves is not None:
+                assert (sequence.home, sequence.front) == (to, front)
+                self.split += front > 0
                 del stays[sequence.order]
                 copied += moves
         full = Counter((move.kind, move.page_id) for move in copied if move.page_id)
@@ -137,6 +186,15 @@ class SharedPages:
         for sequence in movers:
             self.table.arrived(sequence)
         assert all(each.pages == stays.get(each.order, each.pages) for each in self.sequences)
+
+    def _other(self, sequence: TokenSequence) -> tuple[LocalTier, int]:
+        """Return another home of a sequence, or another front at home on the device."""
+        most = (sequence.length - 1) // PAGE // CHUNK if self.fronts else 0
+        others: list[tuple[LocalTier, int]] = [("host", 0)]
+        others += [("device", CHUNK * chunks) for chunks in range(most + 1)]
+        return self.draw.choice(
+            [each for each in others if each != (sequence.home, sequence.front)]
+        )
 
     def copy(self, moves: list[PageMove]) -> None:
         """Copy pages as a step does: all are read before any is written."""
@@ -151,24 +209,30 @@ class SharedPages:
 
     def check(self) -> None:
         """Every sequence sees its tokens, and a page has as many references as sequences that hold it."""
-        tiers, held = self.table.tiers, {"device": Counter[int](), "host": Counter[int]()}
+        tiers = self.table.tiers
+        held: dict[LocalTier, Counter[int]] = {"device": Counter(), "host": Counter()}
         for sequence in self.sequences:
             tokens, pages = sequence.tokens(), sequence.pages[0]
-            held[sequence.home].update(page for page in pages if page >= 0)
+            for at, number in enumerate(pages):
+                held[sequence.tier(at)].update([number] if number >= 0 else [])
             for position in range(sequence.length - 1):
-                page = self.memory[sequence.home][pages[position // PAGE]]
+                there = sequence.tier(position // PAGE)
+                page = self.memory[there][pages[position // PAGE]]
                 assert page[position % PAGE] == tokens[position]
         for tier, counts in held.items():
-            pool = tiers.pools(tier)[0]  # type: ignore[arg-type]
+            pool = tiers.pools(tier)[0]
             assert pool.used == len(counts)
             assert all(pool.references(page) == count for page, count in counts.items())
         tiers.check()
 
 
-@given(st.integers(0, 1 << 30))
-def test_a_prefix_is_shared_in_either_home(seed: int) -> None:
-    """Sequences with a common prefix come, grow, move together and alone, and leave; no page of another changes."""
-    pages = SharedPages(seed)
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_a_prefix_is_shared_in_either_home(seed: int, fronts: bool) -> None:
+    """Sequences with a common prefix come, grow, move together and alone, and leave; no page of another changes.
+
+    So it is if they leave their fronts to the host, take them back, or find them there.
+    """
+    pages = SharedPages(seed, head=9 if fronts else 4, fronts=fronts)
     for _ in range(30):
         action = pages.draw.random()
         if action < 0.3:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from common.pages.identity import PAGE
 from engine.kernels.attention_plan import BLOCK_ROWS, plan_groups
 from engine.kernels.page_memory import PageMemory, pack, unpack
+from engine.kernels.partial import merge
 from engine.kernels.reference_attention import paged_attention
-from engine.models.decoders.compiled_decoder import attend, attend_layers, attend_partly, merge
+from engine.models.decoders.compiled_decoder import attend, attend_layers, attend_partly
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.spec import DecoderSpec
 from tests.support.kernels import decoder_kernels, triton_attention

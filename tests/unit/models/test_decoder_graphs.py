@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,12 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
     )
     plain = runner._decoder
     assert isinstance(plain, TorchDecoder)
-    by_triton = Attention(TRITON.plan_blocks, TRITON.paged_attention)
+    by_triton = Attention(
+        TRITON.plan_blocks,
+        TRITON.paged_attention,
+        partial(TRITON.plan_blocks, whole=False),
+        TRITON.partial_attention,
+    )
     plain._attention = by_triton
     pools, short = runner._pools, short_context(runner.fingerprint)
     assert short == (100 if family == "phi3" else 0)
