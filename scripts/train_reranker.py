@@ -1,7 +1,7 @@
 """Train the cross-encoder that row Q2 measures: `python scripts/train_reranker.py`. Seeded.
 
-It goes on where it was cut off, takes less than 40 minutes on one core and needs no network: the texts are docstrings and readmes of the packages
-that `requirements.lock` names, the first weights those of the default encoder.
+It goes on where it was cut off, takes less than 40 minutes on one core and needs no network: the texts are docstrings
+and readmes of the packages that `requirements.lock` names, the first weights those of the default encoder.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from bench.ranker.lists import RankedList, place_of, recall, reciprocal, reorder
 from engine.models.encoders.files import find
 
 DEPTHS = (16, 32)
-_SAVE_EVERY_S, _TELL_EVERY = 90.0, 25
 _FROZEN = (
     (0.25, 3),
     (1.0, 1),
@@ -35,7 +34,10 @@ _FROZEN = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sizes of a training: lists in all and in a step, tokens of a pair, rates of layers and of the head."""
+    """The sizes of a training: lists in all and in a step, tokens of a pair, rates of layers and of the head.
+
+    After so many seconds of training it is saved, after so many steps it tells how far it is.
+    """
 
     lists: int = 3200
     batch: int = 4
@@ -43,6 +45,8 @@ class Plan:
     rate: float = 1e-4
     head_rate: float = 1e-3
     seed: int = 20260101
+    save_every_s: float = 90.0
+    tell_every: int = 25
 
     @property
     def steps(self) -> int:
@@ -101,13 +105,13 @@ class Training:
             told.append(self._learn([self.corpus.training[at] for at in some]))
             self.step += 1
             self.seconds += time.monotonic() - began
-            if self.step % _TELL_EVERY == 0:
+            if self.seconds - saved >= self.plan.save_every_s:
+                saved = self.seconds
+                self._save()
+            if self.step % self.plan.tell_every == 0:
                 loss, right = (sum(values) / len(told) for values in zip(*told, strict=True))
                 told = []
                 yield {"step": self.step, "seconds": self.seconds, "loss": loss, "right": right}
-            if self.seconds - saved > _SAVE_EVERY_S:
-                saved = self.seconds
-                self._save()
         self._save()
 
     def _learn(self, lists: Sequence[RankedList]) -> tuple[float, float]:
@@ -163,6 +167,10 @@ class Training:
             }
             for name, at in places.items()
         }
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of all weights by name."""
+        return {name: tensor.clone() for name, tensor in self._net.state_dict().items()}
 
     def export(self, target: Path) -> None:
         """Write the model's directory as the mesh serves it."""

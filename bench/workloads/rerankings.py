@@ -166,5 +166,6 @@ def _held_out(told: Mapping[str, Any]) -> str:
     )
     return (
         f"`scripts/train_reranker.py` trained it in {told['minutes']:.0f} minutes on {told['lists']} lists of"
-        f" docstrings and readmes of other packages; on {told['held-out questions']} questions of pages held out: {shares}."
+        f" docstrings and readmes of other packages; on {told['held-out questions']} questions of pages held out:"
+        f" {shares}."
     )
