@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PACKAGES = (
     "aiohttp", "anyio", "attrs", "chardet", "charset-normalizer", "click", "cryptography", "cycler", "fonttools",
@@ -111,9 +112,10 @@ def docstrings(tree: ast.Module | ast.ClassDef, name: str) -> Iterator[Page]:
 
 
 def _readme(distribution: metadata.Distribution) -> Iterator[Page]:
-    text = distribution.metadata.get_payload()
+    told: Any = distribution.metadata  # a message, whose body is the readme
+    text = told.get_payload()
     if isinstance(text, str):
-        yield from sections(distribution.metadata["Name"], text)
+        yield from sections(told["Name"], text)
 
 
 def _docstrings(distribution: metadata.Distribution) -> Iterator[Page]:

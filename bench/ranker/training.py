@@ -123,9 +123,9 @@ class Training:
         for number, layer in enumerate(self._net.bert.encoder.layer):
             layer.requires_grad_(number >= frozen)
         pairs = [(one.question, self.corpus.passages[at]) for one in lists for at in one.passages]
-        scores = list(self._scores(pairs).split([len(one.passages) for one in lists]))
+        scores = torch.split(self._scores(pairs), [len(one.passages) for one in lists])
         target = torch.zeros(1, dtype=torch.long)
-        loss = torch.stack([F.cross_entropy(row[None], target) for row in scores]).mean()
+        loss: Any = torch.stack([F.cross_entropy(row[None], target) for row in scores]).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(self._net.parameters(), 1.0)
         self._optimiser.step()
@@ -192,8 +192,8 @@ class Training:
 
 def _network(source: Path) -> Any:
     """Return the encoder's layers under a pooler that begins as the identity and a head that begins near zero."""
-    options = {"num_labels": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    net = BertForSequenceClassification.from_pretrained(source, **options)
+    options: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    net: Any = BertForSequenceClassification.from_pretrained(source, num_labels=1, **options)
     with torch.no_grad():
         net.bert.pooler.dense.weight.copy_(torch.eye(net.config.hidden_size))
         net.bert.pooler.dense.bias.zero_()
