@@ -1,8 +1,8 @@
 """Reranking of the hits of follow-up questions: what a cross-encoder brings to the top, and what that takes.
 
 The product's own order is that of `retrieval.rerank`, asked for over the mesh. Beside it stands what a fusion of the
-search's order with the cross-encoder's (reciprocal ranks) would find, computed from /v1/rerank's scores of the same
-passages: no retrieval does that.
+search's order with the cross-encoder's (reciprocal ranks) would find, and what other queries for the cross-encoder,
+computed from /v1/rerank's scores of the same passages: no retrieval does that.
 """
 
 from __future__ import annotations
@@ -64,32 +64,51 @@ async def measure(
     rows = []
     for name, some in ways(given).items():
         searched = [await found_by(client, each.queries) for each in some]
-        trained = reranker.directory is not None
-        scores = [
-            await _scores(client, each.queries[-1], hits, reranker.model) if trained else []
-            for each, hits in zip(some, searched, strict=True)
-        ]
         rows.append([name, "the search", *_shares(_places(some, searched)), "-", "-"])
         for candidates in CANDIDATES:
             answers = [await _reranked(client, each, reranker.model, candidates) for each in some]
             at = _places(some, [_hits(answer) for answer in answers])
-            cost = _cost(answers)
-            shares = _shares(at) if trained else [UNKNOWN] * 2
-            rows.append([name, f"`rerank`, {candidates} candidates", *shares, *cost])
+            shares = _shares(at) if reranker.directory is not None else [UNKNOWN] * 2
+            rows.append([name, f"`rerank`, {candidates} candidates", *shares, *_cost(answers)])
             body.samples[f"rerank {candidates}: {name}"] = [
                 {"place": place, "ms": spent(answer, "rerank"), "tokens": _tokens(answer)}
                 for place, answer in zip(at, answers, strict=True)
             ]
-            if trained:
-                merged = [
-                    fused(hits[:candidates], row[:candidates])
-                    for hits, row in zip(searched, scores, strict=True)
-                ]
-                both = _shares(_places(some, merged))
-                rows.append([name, f"fused, {candidates} candidates", *both, *cost])
+        if reranker.directory is not None:
+            tried = await _other_orders(client, some, searched, reranker.model)
+            rows += [[name, order, *_shares(places), "-", "-"] for order, places in tried.items()]
+            body.samples |= {f"{order}: {name}": places for order, places in tried.items()}
     columns = ["who writes the query", "order", "in the first 1", f"in the first {K}"]
     body.table(TITLE, [*columns, "ms (median)", "tokens scored"], rows)
     body.notes.append(_note(reranker))
+
+
+async def _other_orders(
+    client: AsyncSpillway, some: Sequence[WaysToAsk], searched: Sequence[list[Hit]], model: str
+) -> dict[str, list[int | None]]:
+    """Return where the page stands in orders that the product does not make, by the order's name."""
+    own = [
+        await _scores(client, each.queries[-1], hits, model)
+        for each, hits in zip(some, searched, strict=True)
+    ]
+    found = {}
+    for count in CANDIDATES:
+        both = [fused(hits[:count], row[:count]) for hits, row in zip(searched, own, strict=True)]
+        found[f"fused, {count} candidates"] = _places(some, both)
+    if not some[0].one.before:
+        return found
+    count = CANDIDATES[0]
+    for name, queries in (
+        ("the two last questions", [f"{e.one.ask} {e.one.before[-1][0]}" for e in some]),
+        ("the question written by hand", [each.one.alone for each in some]),
+    ):
+        ordered = []
+        for query, hits in zip(queries, searched, strict=True):
+            scores = await _scores(client, query, hits[:count], model)
+            best = ranking.best_first(scores, len(scores))
+            ordered.append([hits[place] for place, _ in best])
+        found[f"reranked by {name}, {count} candidates"] = _places(some, ordered)
+    return found
 
 
 def fused(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
@@ -153,8 +172,9 @@ def _note(reranker: Reranker) -> str:
     made = f" {_held_out(told)}" if told else ""
     return (
         f"`rerank` is the product's own path, with `{reranker.model}`. Written by hand here is the question that stands"
-        " alone, searched for by itself. Fused: by reciprocal ranks in the search's order and in the cross-encoder's,"
-        f" which the product does not do.{made}"
+        " alone, searched for by itself. Fused: by reciprocal ranks in the search's order and in the cross-encoder's;"
+        " the product does not do that. It reranks by the last query that is searched for, which by the rule holds the"
+        f" last turn; what other queries would find is computed as well.{made}"
     )
 
 
