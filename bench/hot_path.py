@@ -92,7 +92,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "F1": (*_EMBED, *_SEARCH, *_NO_CHAT), "F2": _TEXTS, "F3": (*_EMBED, *_DECODER, *_SEARCH), "F4": _TEXTS,
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,
-    "Q1": (*_CHAT, *_SEARCH), "Q2": (*_CHAT, *_EMBED, *_SEARCH),
+    "Q1": (*_CHAT, *_SEARCH), "Q2": (*_CHAT, *_EMBED, *_SEARCH, "bench/ranker"),
     "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
     "L4": ("engine/kernels/decoder",), "L5": _DECODER, "L6": _DECODER, "K1": ("engine/kernels/decoder",),
     "N1": _DECODER, "N1S": ("engine/decoder/offload", *_NO_HOMES, *_COST),

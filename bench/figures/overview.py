@@ -48,7 +48,7 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         Line("T1", "one generated token taken apart", "M, L", _ITSELF, HTTP),
         Line("C1", "chat in an open loop", _SHIPPED, _ITSELF, HTTP),
         Line("Q1", "answers from a collection", _SHIPPED, _ITSELF, HTTP),
-        Line("Q2", "follow-ups: pages found with the question rewritten, and what that costs", _ENCODER, _ITSELF, HTTP),
+        Line("Q2", "follow-ups: pages found by rewriting and reranking, and their cost", _ENCODER, _ITSELF, HTTP),
     ),
     "embeddings": (
         Line(

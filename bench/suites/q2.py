@@ -1,4 +1,4 @@
-"""Q2: follow-ups of grounded answers: what a rewriting of the question finds and costs, and what reranking costs."""
+"""Q2: follow-ups of grounded answers: what a rewriting of the question finds and costs, and what reranking does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from bench.document import BenchOptions, Body
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.processes import Service
-from bench.workloads import docs_questions, follow_ups, instruct_model, untrained_ranker
+from bench.workloads import (
+    docs_questions,
+    follow_ups,
+    instruct_model,
+    rerankings,
+    trained_ranker,
+    untrained_ranker,
+)
+from engine.models.encoders.files import model_name
 
 
 def run(options: BenchOptions) -> Body:
@@ -25,7 +33,8 @@ def run(options: BenchOptions) -> Body:
 
 async def _run(body: Body, options: BenchOptions, folder: Path) -> None:
     instruct = instruct_model.readable(folder)
-    ranker = untrained_ranker.written(folder)
+    trained = trained_ranker.readable()
+    ranker = trained or untrained_ranker.written(folder)
     flags = ("--device", "cpu", "--threads", "1", "--rerank-model", str(ranker))
     services = [
         processes.router(),
@@ -46,7 +55,8 @@ async def _run(body: Body, options: BenchOptions, folder: Path) -> None:
         served = [m.id for m in await client.models.list() if m.details["kind"] == "generate"]
         others = [m for m in served if m not in {follow_ups.READER, follow_ups.SHIPPED}]
         await follow_ups.measure(client, given, others[0] if instruct else "", body)
-        await follow_ups.measure_reranking(client, given, untrained_ranker.NAME, body)
+        reranker = rerankings.Reranker(model_name(str(ranker)), trained)
+        await rerankings.measure(client, given, reranker, body)
     if instruct is None:
         body.notes.append(f"No model rewrote: {instruct_model.HINT}.")
 

@@ -51,8 +51,8 @@ class FollowUp:
     @property
     def plain(self) -> list[str]:
         """The queries that are searched for without a rewriting."""
-        asked = [question for question, _ in self.before]
-        return passages.queries([*asked, self.ask], self.before[-1][1])
+        before = [question for question, _ in self.before]
+        return passages.queries([*before, self.ask], self.before[-1][1])
 
     def place(self, hits: Sequence[Hit]) -> int | None:
         """Return how many hits stand before the first one that answers, None where none does."""
@@ -80,13 +80,13 @@ def follow_ups() -> list[FollowUp]:
 
 async def rewritten(client: AsyncSpillway, one: FollowUp, model: str) -> WrittenQueries:
     """Return what `retrieval.rewrite` makes of a follow-up by a model, as the response tells it."""
-    answer = await _asked(client, one, {"rewrite": {"model": model}})
+    answer = await asked(client, one, {"rewrite": {"model": model}})
     assert answer.retrieval is not None
     told = answer.retrieval.rewrite
     queries = [one.ask, told["query"]]
-    spent = _spent(answer, "rewrite")
+    ms = spent(answer, "rewrite")
     return WrittenQueries(
-        queries, spent, told.get("prompt_tokens", 0), told.get("completion_tokens", 0)
+        queries, ms, told.get("prompt_tokens", 0), told.get("completion_tokens", 0)
     )
 
 
@@ -102,8 +102,8 @@ async def shipped(client: AsyncSpillway, one: FollowUp) -> WrittenQueries:
     return WrittenQueries(queries, 0.0, used.prompt_tokens, used.completion_tokens)
 
 
-async def places(client: AsyncSpillway, one: FollowUp, queries: Sequence[str]) -> int | None:
-    """Return where the page stands among the hits of all queries, as a grounded answer merges them."""
+async def found_by(client: AsyncSpillway, queries: Sequence[str]) -> list[Hit]:
+    """Return the hits of all queries, as a grounded answer merges them."""
     rows = await client.search_many(COLLECTION, list(queries), k=DEPTHS[-1], timeout_s=300)
     best: dict[tuple[str, int], Hit] = {}
     for hit in (hit for row in rows for hit in row.data):
@@ -111,7 +111,7 @@ async def places(client: AsyncSpillway, one: FollowUp, queries: Sequence[str]) -
         if known is None or hit.score > known.score:
             best[hit.id, hit.chunk] = hit
     ordered = sorted(best.values(), key=lambda hit: (-hit.score, hit.id, hit.chunk))
-    return one.place(ordered[: DEPTHS[-1]])
+    return ordered[: DEPTHS[-1]]
 
 
 async def measure(
@@ -137,9 +137,8 @@ async def measure(
     body.notes.append(
         f"Collection `docs`, chunks of 200 tokens, the default encoder; a page is found where one of the hits answers."
         f" Of the first {DEPTHS[2]} or {DEPTHS[3]} hits a cross-encoder could bring the page into the first {K}:"
-        " these columns are the most that `rerank` can find with so many candidates. No trained cross-encoder was at"
-        " hand, so how near one comes was not measured. Where the subject changes, the question that stands alone is"
-        " asked after another conversation."
+        " these columns are the most that `rerank` can find with so many candidates. Where the subject changes, the"
+        " question that stands alone is asked after another conversation."
     )
 
 
@@ -169,7 +168,7 @@ async def _found(
     rows, shares = [], dict[str, float]()
     for name, written in writers.items():
         pairs = list(zip(given, written, strict=True))
-        at = [await places(client, one, each.queries) for one, each in pairs]
+        at = [one.place(await found_by(client, each.queries)) for one, each in pairs]
         found = [sum(p is not None and p < depth for p in at) / len(at) for depth in DEPTHS]
         shares[name] = found[DEPTHS.index(K)]
         rows.append([name, *(f"{share:.1%}" for share in found), *_cost(written)])
@@ -182,36 +181,16 @@ async def _found(
     return shares
 
 
-async def measure_reranking(
-    client: AsyncSpillway, given: Sequence[FollowUp], model: str, body: Body
-) -> None:
-    """Put into `body` what reranking adds: the time of its stage and the tokens that are scored."""
-    rows = []
-    for candidates in DEPTHS[2:]:
-        options = {"rerank": {"model": model, "candidates": candidates}}
-        answers = [await _asked(client, one, options) for one in given]
-        spent = [_spent(answer, "rerank") for answer in answers]
-        tokens = [answer.retrieval.rerank["tokens"] for answer in answers if answer.retrieval]
-        body.samples[f"rerank {candidates}"] = [
-            {"ms": ms, "tokens": count} for ms, count in zip(spent, tokens, strict=True)
-        ]
-        cells = [f"{statistics.median(spent):.0f}", f"{statistics.median(tokens):.0f}"]
-        rows.append([str(candidates), *cells])
-    body.table("What reranking costs", ["candidates", "ms (median)", "tokens scored"], rows)
-    body.notes.append(
-        f"`{model}` has the default encoder's layers (6 of 384) under a random head: its time is that of a small"
-        " cross-encoder, its order means nothing."
-    )
-
-
-async def _asked(client: AsyncSpillway, one: FollowUp, options: dict[str, Any]) -> ChatCompletion:
+async def asked(client: AsyncSpillway, one: FollowUp, options: dict[str, Any]) -> ChatCompletion:
+    """Ask a follow-up of the collection, with more options of `retrieval`, and a model that answers in no time."""
     retrieval = {"collection": COLLECTION, "k": K, **options}
     return await client.chat.completions.create(
         one.messages, model=READER, max_tokens=1, retrieval=retrieval, timeout_s=300
     )
 
 
-def _spent(answer: ChatCompletion, stage: str) -> float:
+def spent(answer: ChatCompletion, stage: str) -> float:
+    """Return how many milliseconds a stage of an answer's retrieval took, 0 where it did not run."""
     stages = answer.retrieval.stages if answer.retrieval is not None else []
     return sum(each.end_ms - each.start_ms for each in stages if each.name == stage)
 

@@ -1,0 +1,1 @@
+"""A cross-encoder for row Q2, trained offline on texts of installed packages: pages, questions, lists and training."""
