@@ -33,6 +33,7 @@ from engine.decoder.generation import Generation
 from engine.decoder.kv.offload import CachePolicy, OffloadManager
 from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.output.choice import Choice
+from engine.decoder.passage_rows import placed
 from engine.decoder.prompt_lookup import MOST, PromptLookup, draft_length
 from engine.decoder.scheduler import ScheduledRows, StepLimits
 from engine.decoder.sequence import Range
@@ -454,7 +455,7 @@ def _rows(generation: Generation, part: ScheduledRows) -> SequenceInput:
     ahead = [choice.draw(at) for at in range(1, part.ahead + 1)]
     # A copy: pages may be added for the next step while the executor reads this step's.
     pages = [list(held) for held in sequence.pages]
-    computed, places = sequence.placed(part.known)
+    computed, places = placed(sequence, part.known)
     tokens = [*sequence.at(computed), *guesses]
     positions = [*computed, *part.positions[len(part.known) :][: len(guesses)]]
     return SequenceInput(

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from common.pages.identity import PAGE
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.host_matches import front_on_host
 from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
 from engine.decoder.offload.homes import HomePlan, HomePlanner, PlacedRows
+from engine.decoder.passage_rows import computed_rows
 from engine.decoder.sequence import Range, TokenSequence
 
 RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pensieve, 3.3)
@@ -158,11 +160,11 @@ class Scheduler:
             match = self.table.match(sequence)
             if self.table.takes(match) < self.table.available("device"):
                 self._due += self.table.attach([(sequence, match)])
-                return sequence.computes
+                return computed_rows(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             self.add(sequence)
-        return sequence.computes
+        return computed_rows(sequence)
 
     def step(self, tokens: int | None = None, *, now_s: float = 0.0) -> list[ScheduledRows]:
         """Plan the next step, of at most `tokens` rows if given, and apply the plan to pages and sequences.
@@ -243,7 +245,7 @@ class Scheduler:
         sequence, anew = placed.sequence, placed.resume == "recompute"
         match = self.table.match(sequence, host=not anew)
         # Pages of the host may have been given away since the plan was made.
-        front = min(placed.front, self.table.front_on_host(sequence, match)) if placed.front else 0
+        front = min(placed.front, front_on_host(self.table, sequence, match)) if placed.front else 0
         if self.table.takes(match, front) >= self.table.available("device"):
             return False
         if front:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from common.pages.identity import PAGE, Owner, PageId, long_root, page_ids
-from engine.decoder.executor.interface import LocalTier, PassagePlace
+from engine.decoder.executor.interface import LocalTier
 
 Range = tuple[int, int]
 
@@ -139,32 +138,6 @@ class TokenSequence:
         """The number of full pages that hold what their tokens alone decide: those before the first span."""
         full = self.length // PAGE
         return min(full, self.spans[0][0] // PAGE) if self.spans else full
-
-    def placed(self, positions: Sequence[int]) -> tuple[list[int], list[PassagePlace]]:
-        """Return which of these rising positions are computed, and the parts of passages that take the others."""
-        if not self.spans:
-            return list(positions), []
-        computed: list[int] = []
-        places: list[PassagePlace] = []
-        for position in positions:
-            at = bisect_right(self.spans, position, key=lambda span: span[0]) - 1
-            begin, end = self.spans[at] if at >= 0 else (0, 0)
-            if position >= end:
-                computed.append(position)
-            elif places and places[-1].begin == begin and places[-1].end == position:
-                places[-1] = places[-1]._replace(end=position + 1)
-            else:
-                tokens = [self.prompt[0], *self.prompt[begin:end]]
-                places.append(PassagePlace(self.root, tokens, begin, position, position + 1))
-        return computed, places
-
-    @property
-    def computes(self) -> int:
-        """The number of rows outside of spans to compute before the next token can be drawn."""
-        spans = sum(
-            max(0, min(b, end) - max(a, begin)) for a, b in self.todo for begin, end in self.spans
-        )
-        return self.rows - spans
 
     def tokens(self) -> list[int]:
         """Return prompt and output."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from common.pages.identity import CHUNK, PAGE, PageId
+from common.pages.identity import PAGE, PageId
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
 from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
@@ -175,33 +175,6 @@ class PageTable:
     def _other(self, sequence: TokenSequence) -> list[PagePool]:
         """Return the pools of the other tier than a sequence's home."""
         return self.tiers.device if sequence.home == "host" else self.tiers.host
-
-    def stands_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> tuple[int, int, int]:
-        """Return the number of a match's pages on the host, of unheld ones among these, and of pages not on the host.
-
-        With several groups the least favourable counts.
-        """
-        found = []
-        for group, (held, loads) in enumerate(zip(match.pages, match.loads, strict=True)):
-            pool = self.tiers.host[group]
-            above = [sequence.ids[at] for at, page in enumerate(held) if page >= 0]
-            there = [sequence.ids[at] for at in loads]
-            there += [page_id for page_id in above if pool.find(page_id) is not None]
-            idle = sum(not pool.holds(page_id) for page_id in there)
-            found.append((len(there), idle, len(above) + len(loads) - len(there)))
-        pages, idles, copies = zip(*found, strict=True)
-        return min(pages), max(idles), max(copies)
-
-    def front_on_host(self, sequence: TokenSequence, match: PrefixMatch) -> int:
-        """Return the number of a match's first pages that may stay on the host as a front: whole chunks, all there."""
-        if self.windowed:
-            return 0  # windows leave the first pages behind
-        there = 0
-        while there < match.todo[0][0] // PAGE and all(
-            pool.find(sequence.ids[there]) is not None for pool in self.tiers.host
-        ):
-            there += 1
-        return there // CHUNK * CHUNK
 
     def takes(self, match: PrefixMatch, front: int = 0) -> int:
         """Return the most available device pages that any group gives up when a match is attached."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.pages.identity import CHUNK, PAGE
 from engine.decoder.executor.interface import LocalTier, SequenceInput, StagedExecutor, StageTime
+from engine.decoder.kv.host_matches import front_on_host, stands_on_host
 from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.offload.computed_step import ComputedStep
 from engine.decoder.offload.costs import OffloadProfile
@@ -242,12 +243,12 @@ def _prompt_state(
 ) -> PromptState:
     held = max(sum(page >= 0 for page in pages) for pages in match.pages)
     history = NO_HISTORY
-    there, idle, copied = table.stands_on_host(sequence, match)
+    there, idle, copied = stands_on_host(table, sequence, match)
     if there:
         fetched = max(map(len, match.loads))
         alone = table.match(sequence, host=False).todo if fetched else match.todo
         history = HostHistory(there, idle, fetched, tuple(alone), copied)
-        front = table.front_on_host(sequence, match) if splits and fetched else 0
+        front = front_on_host(table, sequence, match) if splits and fetched else 0
         if front:
             later = max(sum(page >= front for page in loads) for loads in match.loads)
             history = history._replace(

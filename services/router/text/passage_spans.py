@@ -1,4 +1,4 @@
-"""Where passages lie in a prompt: the ranges of tokens that hold each passage's text, whatever the templates do."""
+"""Spans of passages in a prompt: the ranges of tokens that hold each passage's text, whatever the templates do."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from bench.engine import home_runs
 from bench.engine.home_runs import HomeCounts, HomeSides
 from common.pages.identity import CHUNK, PAGE, root_id
 from engine.decoder.executor.interface import LocalTier, ModelShape, PageMove
+from engine.decoder.kv.host_matches import front_on_host
 from engine.decoder.kv.page_table import PageTable
 from engine.decoder.kv.tiers import PLAIN
 from engine.decoder.offload.plan import OffloadMode
@@ -136,7 +137,7 @@ class SharedPages:
         else:
             if self.table.available("device") < 24:
                 return
-            front = self.table.front_on_host(sequence, match) if self.fronts else 0
+            front = front_on_host(self.table, sequence, match) if self.fronts else 0
             if front and self.draw.random() < 0.7:
                 assert front % CHUNK == 0
                 loads = self.table.attach_with_front(sequence, match, front)

@@ -19,6 +19,7 @@ from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.output.choice import StopRules
 from engine.decoder.output.detokenizer import Vocabulary
+from engine.decoder.passage_rows import placed
 from engine.decoder.scheduler import StepLimits
 from engine.decoder.sequence import TokenSequence
 from engine.device import DeviceQueue
@@ -77,7 +78,7 @@ def logits(
     pages = [list(reversed(range(-(-len(tokens) // PAGE))))] * len(executor.shape.windows)
     for start in range(0, len(tokens), chunk):
         some = range(start, min(len(tokens), start + chunk))
-        computed, places = text.placed(some)
+        computed, places = placed(text, some)
         asked = SequenceInput(text.at(computed), computed, pages, places=places)
         if computed:
             rows.append(executor.logits([asked]))
@@ -163,7 +164,7 @@ def test_passages_are_found_at_other_places_but_not_by_others(tmp_path: Path) ->
     assert (store.hits, store.misses) == (3, 3)
 
     other = sequence(tokens, spans, "another tenant")
-    computed, places = other.placed(range(len(tokens)))
+    computed, places = placed(other, range(len(tokens)))
     pages = [list(range(-(-len(tokens) // PAGE)))]
     executor.logits([SequenceInput(other.at(computed), computed, pages, places=places)])
     assert (store.hits, store.misses) == (3, 6)
@@ -222,7 +223,7 @@ def test_attention_on_the_host_says_so(tmp_path: Path) -> None:
     assert not executor.precomputes
     tokens, spans = prompt_of(PASSAGES)
     text = sequence(tokens, spans)
-    computed, places = text.placed(range(len(tokens)))
+    computed, places = placed(text, range(len(tokens)))
     pages = [list(range(-(-len(tokens) // PAGE)))]
     with pytest.raises(ValueError, match="places no passages"):
         executor.execute_staged([SequenceInput(text.at(computed), computed, pages, places=places)])
