@@ -31,13 +31,15 @@ def helper_process(
     address: HelperAddress, data_dir: Path, *flags: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a `cpu_worker --role host` for the gpu_worker at an address."""
+    # Variables of the bench, and of a mesh around it, are not the helper's.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SPILLWAY_")}
     made = subprocess.Popen(
         [
             sys.executable, "-m", "services.cpu_worker", "--role", "host", "--host-socket", str(address),
             "--data-dir", str(data_dir), *flags,
         ],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "SPILLWAY_LOG_FORMAT": "json", "SPILLWAY_HOST_SECRET": address.secret},
+        env={**env, "SPILLWAY_LOG_FORMAT": "json", "SPILLWAY_HOST_SECRET": address.secret},
     )  # fmt: skip
     try:
         yield made
