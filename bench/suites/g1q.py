@@ -195,7 +195,8 @@ def _precomputed(
         ])  # fmt: skip
         body.samples[f"{reading.name}/precomputed/{place}"] = [read._asdict() for read in reads]
     body.table(
-        f"Passages computed alone (`retrieval.precomputed`), put into the prompt of {reading.name}, beside the exact prompt",
+        f"Passages computed alone (`retrieval.precomputed`), put into the prompt of {reading.name}, "
+        "beside the exact prompt",
         AWAY,
         rows,
     )
