@@ -220,7 +220,7 @@ class _Sides:
     async def answer(self, cell: Cell, profile: Profile, mode: str, seed: int) -> float:
         """Return the seconds of an answer in a mode."""
         if cell.source == "HTTP":
-            return (await self._asked(cell, seed, pipelined=mode == PIPELINED)).seconds
+            return (await self._asked(cell, pipelined=mode == PIPELINED)).seconds
         both = mode == BOTH
         process = await self._process(cell.model, both=both)
         return await process.ask(
@@ -235,23 +235,21 @@ class _Sides:
 
     async def _over_http(self, cell: Cell) -> Profile:
         """Return a profile from sequential answers, in which nothing runs beside a chunk or a retrieval."""
-        every = range(self._profiled + 1)
-        answers = [await self._asked(cell, number, pipelined=False) for number in every]
+        answers = [await self._asked(cell, pipelined=False) for _ in range(self._profiled + 1)]
         chunks_s = [median(each) for each in zip(*(a.chunks_s for a in answers[1:]), strict=True)]
         searches_s = [each for answer in answers[1:] for each in answer.searches_s]
         # The first chunk is not seen apart from what comes before it: it is taken to last as long as the second one.
         first_s = median(answer.first_s for answer in answers[1:]) - chunks_s[0]
         return Profile(0, [chunks_s[0], *chunks_s], searches_s, first_s=first_s)
 
-    async def _asked(self, cell: Cell, seed: int, *, pipelined: bool) -> TimedAnswer:
+    async def _asked(self, cell: Cell, *, pipelined: bool) -> TimedAnswer:
         mesh = self._meshes.get(cell.model)
         if mesh is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="spillway-g1-"))
             model = _chatting(cell.model, self._options)
             running = interval_mesh(model, Path(folder), self._cores)
             mesh = self._meshes[cell.model] = await self._stack.enter_async_context(running)
-        question = mesh.questions[seed % len(mesh.questions)]
-        return await mesh.answer(question, self._chunks, cell.interval, pipelined=pipelined)
+        return await mesh.answer(self._chunks, cell.interval, pipelined=pipelined)
 
     async def _alone(self, cell: Cell, *, both: bool) -> list[float]:
         """Return the seconds of each chunk of an answer, the median of a few."""
