@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ SLOWEST = 1e9  # bytes a second: a helper that reads pages more slowly may be la
 SLOTS = 8  # more than a step has sub-batches, each with and without fronts
 ROWS = 256
 MOST_REST = 256
+Found_contra = TypeVar("Found_contra", contravariant=True)  # a tensor, or a `Partial` of fronts
 
 
 class HelpedAttention:
@@ -80,9 +83,14 @@ class HelpedAttention:
         channel = self.listener.channel
         if channel is not None:
             step = self._tables(queries)
-            self._turn = (self._turn + 1) % SLOTS
-            if self._trusts(channel) and channel.plan(self._turn, step):
-                return _HelpedSubBatch(self, channel, self._turn, queries, step)
+            if self._planned(channel, step):
+
+                def own() -> HostSubBatch:
+                    planned = self.own.plan(queries)
+                    channel.missed(step)
+                    return planned
+
+                return _HelpedSubBatch(self, channel, self._turn, step, own, _Answer)
             channel.missed(step)
         self.layers["worker"] += self._all_layers
         return self.own.plan(queries)
@@ -98,9 +106,9 @@ class HelpedAttention:
             step = self._tables(front_sides(queries, self._pools), whole=False)._replace(
                 fronts=fronts
             )
-            self._turn = (self._turn + 1) % SLOTS
-            if self._trusts(channel) and channel.plan(self._turn, step):
-                return _HelpedFronts(self, channel, self._turn, queries, step)
+            if self._planned(channel, step):
+                own = partial(self.own.plan_fronts, queries)
+                return _HelpedSubBatch(self, channel, self._turn, step, own, _Answer.of_fronts)
         self.layers["worker"] += self._all_layers
         return self.own.plan_fronts(queries)
 
@@ -139,6 +147,11 @@ class HelpedAttention:
         reading_s = len(step.tables[group]) * self._pools[group].data[0, 0].nbytes / SLOWEST
         return 0.0 if self._rest else max(0.0, self.patience_s + reading_s)
 
+    def _planned(self, channel: AttentionChannel, step: StepTables) -> bool:
+        """Take the next slot; return whether the helper will attend to the step that the slot now holds."""
+        self._turn = (self._turn + 1) % SLOTS
+        return self._trusts(channel) and channel.plan(self._turn, step)
+
     def _trusts(self, channel: AttentionChannel) -> bool:
         if channel is not self._asked:
             self._asked, self._late, self._rest = channel, 0, 0
@@ -151,23 +164,35 @@ class HelpedAttention:
         return StepTables(step.positions, step.ends, tables, step.starts)
 
 
-class _HelpedSubBatch:
-    """A sub-batch that the helper attends to; after a late layer this process attends to the rest."""
+class _Own(Protocol[Found_contra]):
+    """Attention of a sub-batch in this process (`HostSubBatch` or `HostFronts`)."""
+
+    def submit(
+        self, group: int, at: int, joined: Tensor, out: Found_contra, ready: Ready | None = None
+    ) -> HostResult: ...
+
+
+class _HelpedSubBatch(Generic[Found_contra]):
+    """A sub-batch that the helper attends to, wholly or its fronts; after a late layer this process does the rest.
+
+    `own` plans the same attention in this process; `answer` takes what the helper found for a result.
+    """
 
     def __init__(
         self,
         attention: HelpedAttention,
         channel: AttentionChannel,
         slot: int,
-        queries: Sequence[QueryRows],
         step: StepTables,
+        own: Callable[[], _Own[Found_contra]],
+        answer: Callable[[Found_contra], _Answer],
     ) -> None:
-        self._attention, self._channel, self._slot = attention, channel, slot
-        self._queries, self._step = queries, step
-        self._own: HostSubBatch | None = None
+        self._attention, self._channel, self._slot, self._step = attention, channel, slot, step
+        self._plan_own, self._answer = own, answer
+        self._own: _Own[Found_contra] | None = None
 
     def submit(
-        self, group: int, at: int, joined: Tensor, out: Tensor, ready: Ready | None = None
+        self, group: int, at: int, joined: Tensor, out: Found_contra, ready: Ready | None = None
     ) -> HostResult:
         if ready is not None:
             ready()  # the helper reads the rows as soon as they are submitted
@@ -176,28 +201,34 @@ class _HelpedSubBatch:
         self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)
         return _HelpedResult(self, group, at, joined, out)
 
-    def alone(self, group: int, at: int, joined: Tensor, out: Tensor) -> HostResult:
-        """Attend to this layer and all later ones in this process."""
+    def alone(self, group: int, at: int, joined: Tensor, out: Found_contra) -> HostResult:
+        """Attend in this layer and all later ones in this process."""
         if self._own is None:
-            self._own = self._attention.own.plan(self._queries)
-            self._channel.missed(self._step)
+            self._own = self._plan_own()
         self._attention.layers["late"] += 1
         return self._own.submit(group, at, joined, out)
 
-    def wait(self, group: int, out: Tensor) -> HostSpan | None:
+    def wait(self, group: int, out: Found_contra) -> HostSpan | None:
         """Wait for the helper; None if it is late or has gone."""
+        answer = self._answer(out)
         patience_s = self._attention.waits_s(group, self._step)
-        span = self._channel.wait(self._slot, out.data_ptr(), patience_s)
+        span = self._channel.wait(self._slot, answer.came.data_ptr(), patience_s)
         if span is None:
             self._attention.too_late()
             return None
         self._attention.in_time()
+        answer.take()
         return HostSpan(*span)
 
 
-class _HelpedResult:
+class _HelpedResult(Generic[Found_contra]):
     def __init__(
-        self, batch: _HelpedSubBatch, group: int, at: int, joined: Tensor, out: Tensor
+        self,
+        batch: _HelpedSubBatch[Found_contra],
+        group: int,
+        at: int,
+        joined: Tensor,
+        out: Found_contra,
     ) -> None:
         self._batch, self._group, self._at, self._joined, self._out = batch, group, at, joined, out
 
@@ -208,65 +239,22 @@ class _HelpedResult:
         return span
 
 
-class _HelpedFronts:
-    """A sub-batch of which the helper attends to the fronts; after a late layer this process attends to the rest."""
+class _Answer(NamedTuple):
+    """The memory into which a helper's answer comes, and the parts of a result that are copied from it, in order."""
 
-    def __init__(
-        self,
-        attention: HelpedAttention,
-        channel: AttentionChannel,
-        slot: int,
-        queries: Sequence[SplitRows],
-        step: StepTables,
-    ) -> None:
-        self._attention, self._channel, self._slot = attention, channel, slot
-        self._queries, self._step = queries, step
-        self._own: HostFronts | None = None
+    came: Tensor
+    parts: Sequence[Tensor] = ()
 
-    def submit(
-        self, group: int, at: int, joined: Tensor, found: Partial, ready: Ready | None = None
-    ) -> HostResult:
-        if ready is not None:
-            ready()  # the helper reads the rows as soon as they are submitted
-        if self._own is not None:
-            return self.alone(group, at, joined, found)
-        self._channel.submit(self._slot, group, at, joined.data_ptr(), self._attention.threads)
-        return _FrontsResult(self, group, at, joined, found)
+    @classmethod
+    def of_fronts(cls, found: Partial) -> _Answer:
+        """Return the answer about fronts, which comes in one piece."""
+        return cls(torch.empty(sum(each.numel() for each in found)), found)
 
-    def alone(self, group: int, at: int, joined: Tensor, found: Partial) -> HostResult:
-        """Attend to the fronts in this layer and all later ones in this process."""
-        if self._own is None:
-            self._own = self._attention.own.plan_fronts(self._queries)
-        self._attention.layers["late"] += 1
-        return self._own.submit(group, at, joined, found)
-
-    def wait(self, group: int, found: Partial) -> HostSpan | None:
-        """Wait for the helper; None if it is late or has gone."""
-        ends = list(accumulate(each.numel() for each in found))
-        came = torch.empty(ends[-1])
-        patience_s = self._attention.waits_s(group, self._step)
-        span = self._channel.wait(self._slot, came.data_ptr(), patience_s)
-        if span is None:
-            self._attention.too_late()
-            return None
-        self._attention.in_time()
-        for there, end in zip(found, ends, strict=True):
-            there.copy_(came[end - there.numel() : end].view_as(there))
-        return HostSpan(*span)
-
-
-class _FrontsResult:
-    def __init__(
-        self, batch: _HelpedFronts, group: int, at: int, joined: Tensor, found: Partial
-    ) -> None:
-        self._batch, self._group, self._at = batch, group, at
-        self._joined, self._found = joined, found
-
-    def wait(self) -> HostSpan:
-        span = self._batch.wait(self._group, self._found)
-        if span is None:
-            return self._batch.alone(self._group, self._at, self._joined, self._found).wait()
-        return span
+    def take(self) -> None:
+        """Copy what came to the result, if it did not come there."""
+        ends = accumulate(each.numel() for each in self.parts)
+        for part, end in zip(self.parts, ends, strict=True):
+            part.copy_(self.came[end - part.numel() : end].view_as(part))
 
 
 def helped(

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+import aiohttp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from common.bus import Bus
@@ -236,3 +237,13 @@ async def generator(url: str, directory: Path, **changes: object) -> AsyncIterat
         await consumer.drain()
         await consumer.stop()
         await bus.close()
+
+
+async def known(http: aiohttp.ClientSession, name: str) -> None:
+    """Wait until the router knows a model."""
+    async with asyncio.timeout(60):
+        while True:
+            async with http.get(f"/v1/models/{name}") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -13,7 +12,7 @@ from common.bus import Bus
 from common.clock import SystemClock
 from common.config import StoreConfig
 from tests.support.mesh import Mesh
-from tests.support.scripted_generator import NAME, Generator, generator
+from tests.support.scripted_generator import NAME, Generator, generator, known
 
 
 @pytest.fixture(scope="session")
@@ -63,10 +62,5 @@ async def name(http: aiohttp.ClientSession) -> AsyncIterator[str]:
 async def model(mesh: Mesh, http: aiohttp.ClientSession) -> AsyncIterator[Generator]:
     """A scripted generator on the mesh, known to its router."""
     async with generator(mesh.redis.url, mesh.directory) as made:
-        async with asyncio.timeout(60):
-            while True:
-                async with http.get(f"/v1/models/{NAME}") as response:
-                    if response.status == 200:
-                        break
-                await asyncio.sleep(0.1)
+        await known(http, NAME)
         yield made

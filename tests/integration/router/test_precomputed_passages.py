@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from common.wire.control import Extend
 from services.kv_store.sessions.session_documents import RetrievalDocument
 from tests.support.chat import asks, post, stored, stream, text_of
 from tests.support.mesh import Mesh
-from tests.support.scripted_generator import Generator, Scene, byte_tokenizer, generator
+from tests.support.scripted_generator import Generator, Scene, byte_tokenizer, generator, known
 
 PLACING = "placing"  # a scripted model whose workers can place passages
 QUESTION = "Which of the documents says what, and why?"
@@ -29,12 +28,7 @@ async def placing(mesh: Mesh, http: aiohttp.ClientSession) -> AsyncIterator[Gene
     """A scripted generator that can place passages, known to the router."""
     changes = {"name": PLACING, "precomputes": True}
     async with generator(mesh.redis.url, mesh.directory, **changes) as made:
-        async with asyncio.timeout(60):
-            while True:
-                async with http.get(f"/v1/models/{PLACING}") as response:
-                    if response.status == 200:
-                        break
-                await asyncio.sleep(0.1)
+        await known(http, PLACING)
         yield made
 
 
