@@ -83,7 +83,8 @@ def _from_sources() -> Iterator[tuple[str, str]]:
         if parts[-1] == "__init__":
             lifted |= _lifted(tree, module)
         names = lifted.get(module, frozenset())
-        for name, text in _docstrings(tree, module):
+        useful = (found for name, text in docstrings(tree, module) for found in _useful(name, text))
+        for name, text in useful:
             top = name.removeprefix(f"{module}.").split(".")[0]
             package = module.rpartition(".")[0]
             public = top in names or "*" in names
@@ -99,17 +100,19 @@ def _lifted(tree: ast.Module, package: str) -> dict[str, frozenset[str]]:
     }
 
 
-def _docstrings(node: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, str]]:
-    yield from _useful(name, ast.get_docstring(node))
+def docstrings(node: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, str]]:
+    """Yield names and docstrings of a module or class and of all that is public in it."""
+    if told := ast.get_docstring(node):
+        yield name, told
     for child in node.body:
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if child.name.startswith("_"):
             continue
         if isinstance(child, ast.ClassDef):
-            yield from _docstrings(child, f"{name}.{child.name}")
-        else:
-            yield from _useful(f"{name}.{child.name}", ast.get_docstring(child))
+            yield from docstrings(child, f"{name}.{child.name}")
+        elif told := ast.get_docstring(child):
+            yield f"{name}.{child.name}", told
 
 
 def _from_builtins() -> Iterator[tuple[str, str]]:

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cli import sample
+
 PACKAGES = (
     "aiohttp", "anyio", "attrs", "chardet", "charset-normalizer", "click", "cryptography", "cycler", "fonttools",
     "fsspec", "graphql-core", "huggingface_hub", "hypothesis", "Jinja2", "joblib", "jsonschema", "lxml",
@@ -95,20 +97,9 @@ def sections(name: str, text: str) -> Iterator[Page]:
         yield Page(f"{name}: {heading}", content.strip())
 
 
-def docstrings(tree: ast.Module | ast.ClassDef, name: str) -> Iterator[Page]:
-    """Yield the docstrings of a module or class and of all that is public in it."""
-    told = ast.get_docstring(tree)
-    if told:
-        yield Page(name, told)
-    for child in tree.body:
-        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if child.name.startswith("_"):
-            continue
-        if isinstance(child, ast.ClassDef):
-            yield from docstrings(child, f"{name}.{child.name}")
-        elif told := ast.get_docstring(child):
-            yield Page(f"{name}.{child.name}", told)
+def docstrings(tree: ast.Module, name: str) -> Iterator[Page]:
+    """Yield the docstrings of a module and of all that is public in it."""
+    return (Page(*told) for told in sample.docstrings(tree, name))
 
 
 def _readme(distribution: metadata.Distribution) -> Iterator[Page]:
