@@ -191,13 +191,12 @@ class PlacedReplica(msgspec.Struct, frozen=True):
 class ShardSplit(msgspec.Struct, frozen=True):
     """A split in progress: the children `numbers` get the hashes below `at` and from `at` on.
 
-    The replicas `ready` have both children in step; no write comes after the entry `seal`, if there is one.
+    The replicas `ready` have both children in step.
     """
 
     at: int
     numbers: tuple[int, int]
     ready: list[str] = []
-    seal: str = ""
 
 
 class PlacedShard(msgspec.Struct, frozen=True):

@@ -156,15 +156,16 @@ class QueryLoop:
         error: SpillwayError,
     ) -> None:
         """End a job whose shard is not here: with the answer of a process that holds the shard, else with the error."""
+        if error.code != "shard_missing":
+            await self._refuse(lease, error)
+            return
         try:
-            if error.code != "shard_missing":
-                raise error
             outcome = await self._peers.ask(work, lease.deadline_ms)
-        except SpillwayError as last:
-            await self._refuse(lease, last)
-        else:
-            if generation == self.worker.generation:
-                await self._finish(lease, outcome)
+        except SpillwayError as failed:
+            await self._refuse(lease, failed)
+            return
+        if generation == self.worker.generation:
+            await self._finish(lease, outcome)
 
     def _add(
         self,

@@ -201,13 +201,12 @@ class PageTable:
             pages=[[*([-1] * front), *held[front:]] for held in match.pages],
             loads=[[page for page in loads if page >= front] for loads in match.loads],
         )
-        first, sequence.cached = sequence.cached < 0, max(0, sequence.cached)
-        moves = self.attach([(sequence, rest)])
+        self._hold(sequence, rest)
+        moves = self._load_all(sequence, rest)
         for held, pages in zip(sequence.pages, there, strict=True):
             held[:front] = pages
         sequence.front = front
-        if first:
-            sequence.cached = -1
+        if sequence.cached < 0:
             loads = [[*range(front), *pages] for pages in rest.loads]
             self._first(sequence, rest._replace(loads=loads))
         return moves
@@ -215,20 +214,32 @@ class PageTable:
     def attach(self, admitted: Sequence[tuple[TokenSequence, PrefixMatch]]) -> list[PageMove]:
         """Give sequences the pages of matches found since the last change; return the loads to make."""
         for sequence, match in admitted:
-            for pool, held in zip(self.pools, match.pages, strict=True):
-                for page in held:
-                    if page >= 0:
-                        pool.hold(page)
-            sequence.pages = [list(held) for held in match.pages]
-            sequence.todo = list(match.todo)
-            sequence.low = [0] * len(self.pools)
+            self._hold(sequence, match)
         # Loads come after all holds, since a load may evict a page that no sequence holds yet.
         moves = []
         for sequence, match in admitted:
-            for group, pages in enumerate(match.loads):
-                moves += [self._load(sequence, group, page) for page in pages]
+            moves += self._load_all(sequence, match)
             if sequence.cached < 0:
                 self._first(sequence, match)
+        return moves
+
+    def _hold(self, sequence: TokenSequence, match: PrefixMatch) -> None:
+        """Give a sequence the pages of a match that are on the device."""
+        for pool, held in zip(self.pools, match.pages, strict=True):
+            for page in held:
+                if page >= 0:
+                    pool.hold(page)
+        sequence.pages = [list(held) for held in match.pages]
+        sequence.todo = list(match.todo)
+        sequence.low = [0] * len(self.pools)
+
+    def _load_all(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove]:
+        """Give a sequence pages for those of a match that other tiers have; return the loads to make."""
+        moves = [
+            self._load(sequence, group, page)
+            for group, pages in enumerate(match.loads)
+            for page in pages
+        ]
         return [move for move in moves if move is not None]
 
     def attach_to_host(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove] | None:

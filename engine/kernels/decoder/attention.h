@@ -1,8 +1,8 @@
 // `paged_attention` on a CPU: any positions, page tables, windows and grouped heads; fp32, bf16 and fp16 pages.
 //
-// A sequence's pages are taken in chunks that begin at fixed positions. Within a chunk a row goes page by page, chunks are
-// merged in order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and
-// however the chunks were shared out to threads.
+// A sequence's pages are taken in chunks that begin at fixed positions. A chunk has one softmax, and chunks are merged in
+// order: what a row gets is one chain of operations, whoever else is in the batch, wherever the pages lie, and however
+// the chunks were shared out to threads.
 // A sequence's first chunks, its front, may lie in another memory than the rest. Then whoever attends to the front returns
 // its chunks merged, and whoever attends to the rest goes on from there: the same chain of operations.
 #pragma once
@@ -17,7 +17,6 @@ namespace spillway {
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
 constexpr int WIDEST = 512;                // dims of a head, at most
-constexpr int AHEAD = 1;                   // heads' keys or values of a page that are asked for before they are read
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
 // The pages of one layer group, (pages, layers, 2, kv heads, PAGE * dim), and every sequence's page table. Keys lie
@@ -124,13 +123,13 @@ inline void score(const float* const* q, const uint8_t* keys, int64_t across, co
   }
 }
 
-// sums[r] = sums[r] * keep[r] + weights[r] . values, N vectors of dimensions from `d` on; FULL: all of them are there.
+// sums[r] += weights[r] . values, N vectors of dimensions from `d` on; FULL: all of them are there.
 template <Kind K, int R, int N, bool FULL>
-inline void weigh_some(const float (*p)[PAGE], const float* keep, const uint8_t* values, int64_t d, int64_t dim,
-                       const uint8_t* ahead, float* const* sums) {
+inline void weigh_some(const F (*p)[2], const uint8_t* values, int64_t d, int64_t dim, const uint8_t* ahead,
+                       float* const* sums) {
   F o[R][N];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < N; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v) * splat(keep[r]);
+    for (int v = 0; v < N; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v);
   for (int t = 0; t < PAGE / UNITS<K>; ++t) {
     const int64_t at = (t * dim + d) * UNIT_BYTES<K>;
     F x[N];
@@ -139,7 +138,7 @@ inline void weigh_some(const float (*p)[PAGE], const float* keep, const uint8_t*
       prefetch(ahead + at + 16 * v * UNIT_BYTES<K>);
     }
     for (int r = 0; r < R; ++r) {
-      const F b = splat(p[r][t]);
+      const F b = splat(((const float*)p[r])[t]);
       for (int v = 0; v < N; ++v) o[r][v] = dot<K>(o[r][v], x[v], b);
     }
   }
@@ -148,66 +147,72 @@ inline void weigh_some(const float (*p)[PAGE], const float* keep, const uint8_t*
 }
 
 template <Kind K, int R>
-inline void weigh(const float (*p)[PAGE], const float* keep, const uint8_t* values, int64_t dim, const uint8_t* ahead,
-                  float* const* sums) {
+inline void weigh(const F (*p)[2], const uint8_t* values, int64_t dim, const uint8_t* ahead, float* const* sums) {
   constexpr int N = R == 1 ? 8 : R <= 4 ? 4 : 2;  // vectors whose sums fit into registers
   int64_t d = 0;
-  for (; d + 16 * N <= dim; d += 16 * N) weigh_some<K, R, N, true>(p, keep, values, d, dim, ahead, sums);
-  for (; d < dim; d += 32) weigh_some<K, R, 2, false>(p, keep, values, d, dim, ahead, sums);
+  for (; d + 16 * N <= dim; d += 16 * N) weigh_some<K, R, N, true>(p, values, d, dim, ahead, sums);
+  for (; d < dim; d += 32) weigh_some<K, R, 2, false>(p, values, d, dim, ahead, sums);
 }
 
-// Turn scores of query heads with a page's tokens into weights `p`, and update each one's largest score and sum of
-// weights; its sums are to be multiplied by `keep`. `whole`: every query sees every token.
+// The pages of a chunk that are resident: where each lies, its first token, and whether every query sees all of it.
+struct Chunk {
+  const uint8_t* data[CHUNK];
+  int64_t base[CHUNK];
+  bool whole[CHUNK];
+  int64_t pages = 0;
+};
+
+// Turn scores `x` of query heads with a chunk's tokens, by (page, query), into weights in the same place; note each
+// query's largest score and sum of weights. Lines from `ahead` to `ahead_end` are asked for meanwhile, one a page.
 template <Kind K>
-inline void weights(int64_t queries, F (*x)[2], const int64_t* positions, int64_t base, int64_t window, bool whole,
-                    float scale, float cap, float* row_max, float* row_sum, float (*p)[PAGE], float* keep) {
+inline void weights(const Chunk& chunk, int64_t queries, F (*x)[QUERIES][2], const int64_t* positions, int64_t window,
+                    float scale, float cap, const uint8_t* ahead, const uint8_t* ahead_end, float* row_max,
+                    float* row_sum) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const F none = splat(-INFINITY);
-  for (int64_t first = 0; first < queries; first += 16) {
-    const int64_t n = std::min<int64_t>(16, queries - first);
-    alignas(64) float kept[16] = {}, fresh[16] = {}, before[16] = {};
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t r = first + i;
+  for (int64_t r = 0; r < queries; ++r) {
+    F top = splat(NOTHING);
+    for (int64_t page = 0; page < chunk.pages; ++page)
       for (int h = 0; h < 2; ++h) {
-        x[r][h] *= splat(scale);
-        if (cap > 0) x[r][h] = capped(x[r][h], cap);
-        if (!whole) {
+        F& score = x[page][r][h];
+        score *= splat(scale);
+        if (cap > 0) score = capped(score, cap);
+        if (!chunk.whole[page]) {
           const F at = load<F>(counting) + splat(float(16 * h));
-          const F last = splat(float(positions[r] - base));
-          x[r][h] = at > last ? none : x[r][h];
-          if (window) x[r][h] = at <= last - splat(float(window)) ? none : x[r][h];
+          const F last = splat(float(positions[r] - chunk.base[page]));
+          score = at > last ? none : score;
+          if (window) score = at <= last - splat(float(window)) ? none : score;
         }
+        top = max(score, top);
       }
-      const float top = largest(max(x[r][0], x[r][1])), now = top > row_max[r] ? top : row_max[r];
-      const F e0 = exponential(x[r][0] - splat(now)), e1 = exponential(x[r][1] - splat(now));
-      kept[i] = row_max[r] - now;
-      row_max[r] = now;
-      fresh[i] = sum(e0 + e1);
-      before[i] = row_sum[r];
+    row_max[r] = largest(top);
+    F total = {};
+    for (int64_t page = 0; page < chunk.pages; ++page) {
+      const F e0 = exponential(x[page][r][0] - splat(row_max[r])), e1 = exponential(x[page][r][1] - splat(row_max[r]));
+      total += e0 + e1;
       if (K == BF16) {
-        store((uint16_t*)p[r], narrow(e0));
-        store((uint16_t*)p[r] + 16, narrow(e1));
+        store((uint16_t*)x[page][r], narrow(e0));
+        store((uint16_t*)x[page][r] + 16, narrow(e1));
       } else {
-        store(p[r], e0);
-        store(p[r] + 16, e1);
+        x[page][r][0] = e0, x[page][r][1] = e1;
       }
+      if (ahead < ahead_end) prefetch(ahead), ahead += 64;
     }
-    const F both = exponential(load<F>(kept));
-    store(keep + first, both);
-    store(fresh, fma(load<F>(before), both, load<F>(fresh)));
-    for (int64_t i = 0; i < n; ++i) row_sum[first + i] = fresh[i];
+    row_sum[r] = sum(total);
   }
 }
 
 // Attend with some rows, and the heads on those of K and V from `head` to `head_end`, to the pages [from, to) of their
-// sequence. Pages lie apart and a page's heads side by side, so that page after page is read front to back. `q` is
-// (rows, heads, width) fp32, or (…, width / 2) bf16 pairs in the same room; results go into `out`, head by head.
+// sequence, at most a chunk: all scores, then a softmax, then all values. Pages lie apart and a page's heads side by
+// side, so keys and values are read page after page, front to back. `q` is (rows, heads, width) fp32, or
+// (…, width / 2) bf16 pairs in the same room; results go into `out`, empty before, head by head.
 template <Kind K>
 inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Block& block, int64_t head,
                    int64_t head_end, int64_t from, int64_t to, const float* q, const int64_t* positions,
                    Partial& out) {
   const int64_t shared = of.shared(), width = of.width(), queries = (block.last - block.first) * shared;
   const int64_t bytes = UNIT_BYTES<K> / UNITS<K> * PAGE * of.dim, half = of.kv_heads * bytes;
+  const int64_t count = head_end - head;
   const int32_t* table = pages.tables + pages.starts[block.sequence];
   const float* rows[QUERIES];
   float* sums[QUERIES];
@@ -219,51 +224,54 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
       sums[at] = out.sums.data() + at * width;
       where[at] = positions[row];
     }
-  alignas(64) F x[QUERIES][2];
-  alignas(64) float p[QUERIES][PAGE], keep[QUERIES];
-  // All heads' queries, no more than 8 at a time: `go` gets the head, its first query and a constant, how many.
+  Chunk chunk;
+  const auto place = [&](int64_t page) {
+    return pages.data + (table[page] * pages.layers + layer) * 2 * half + head * bytes;
+  };
+  for (int64_t page = from; page < to; ++page) {
+    if (table[page] < 0) continue;
+    const int64_t base = page * PAGE, at = chunk.pages++;
+    chunk.data[at] = place(page);
+    chunk.base[at] = base;
+    chunk.whole[at] = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
+  }
+  if (!chunk.pages) return;
+  // Go over the keys or values of all pages and heads, with no more than 8 of a head's queries at a time: `go` gets the
+  // page, where its block lies, the next block in the order of reading, a first query and a constant, how many.
   const int64_t parts = (queries + 7) / 8;
-  const auto by_tiles = [&](auto go) {
-    for (int64_t h = head; h < head_end; ++h)
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t begin = part * queries / parts, a = (h - head) * queries + begin;
-        switch ((part + 1) * queries / parts - begin) {
-          case 1: go(h, a, std::integral_constant<int, 1>()); break;
-          case 2: go(h, a, std::integral_constant<int, 2>()); break;
-          case 3: go(h, a, std::integral_constant<int, 3>()); break;
-          case 4: go(h, a, std::integral_constant<int, 4>()); break;
-          case 5: go(h, a, std::integral_constant<int, 5>()); break;
-          case 6: go(h, a, std::integral_constant<int, 6>()); break;
-          case 7: go(h, a, std::integral_constant<int, 7>()); break;
-          case 8: go(h, a, std::integral_constant<int, 8>()); break;
+  const auto by_tiles = [&](int64_t offset, const uint8_t* after, auto go) {
+    for (int64_t page = 0; page < chunk.pages; ++page)
+      for (int64_t h = 0; h < count; ++h) {
+        const uint8_t* at = chunk.data[page] + offset + h * bytes;
+        const uint8_t* ahead = h + 1 < count             ? at + bytes
+                               : page + 1 < chunk.pages ? chunk.data[page + 1] + offset
+                                                        : after;
+        for (int64_t part = 0; part < parts; ++part) {
+          const int64_t begin = part * queries / parts, a = h * queries + begin;
+          switch ((part + 1) * queries / parts - begin) {
+            case 1: go(page, at, ahead, a, std::integral_constant<int, 1>()); break;
+            case 2: go(page, at, ahead, a, std::integral_constant<int, 2>()); break;
+            case 3: go(page, at, ahead, a, std::integral_constant<int, 3>()); break;
+            case 4: go(page, at, ahead, a, std::integral_constant<int, 4>()); break;
+            case 5: go(page, at, ahead, a, std::integral_constant<int, 5>()); break;
+            case 6: go(page, at, ahead, a, std::integral_constant<int, 6>()); break;
+            case 7: go(page, at, ahead, a, std::integral_constant<int, 7>()); break;
+            case 8: go(page, at, ahead, a, std::integral_constant<int, 8>()); break;
+          }
         }
       }
   };
-  const auto place = [&](int64_t page) { return pages.data + (table[page] * pages.layers + layer) * 2 * half; };
-  for (int64_t page = from; page < to; ++page) {
-    if (table[page] < 0) continue;
-    const int64_t base = page * PAGE;
-    const bool whole = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
-    const uint8_t* keys = place(page);
-    const uint8_t* next = place(page + 1 < block.pages && table[page + 1] >= 0 ? page + 1 : page);
-    // The page's blocks in the order of reading: of each head its keys, and then of each its values.
-    const int64_t count = head_end - head;
-    const auto at = [&](const uint8_t* in, int64_t i) {
-      return in + (i < count ? head + i : of.kv_heads + head + i - count) * bytes;
-    };
-    const auto ahead = [&](int64_t i) {
-      return i + AHEAD < 2 * count ? at(keys, i + AHEAD) : at(next, i + AHEAD - 2 * count);
-    };
-    by_tiles([&](int64_t h, int64_t a, auto r) {
-      score<K, r()>(rows + a, at(keys, h - head), of.dim / UNITS<K>, ahead(h - head), x + a);
-    });
-    weights<K>(count * queries, x, where, base, pages.window, whole, of.scale, of.cap, out.row_max.data(),
-               out.row_sum.data(), p, keep);
-    by_tiles([&](int64_t h, int64_t a, auto r) {
-      const int64_t i = count + h - head;
-      weigh<K, r()>(p + a, keep + a, at(keys, i), of.dim, ahead(i), sums + a);
-    });
-  }
+  alignas(64) F x[CHUNK][QUERIES][2];
+  const uint8_t* values = chunk.data[0] + half;
+  by_tiles(0, values, [&](int64_t page, const uint8_t* at, const uint8_t* ahead, int64_t a, auto r) {
+    score<K, r()>(rows + a, at, of.dim / UNITS<K>, ahead, x[page] + a);
+  });
+  weights<K>(chunk, count * queries, x, where, pages.window, of.scale, of.cap, values + bytes, values + count * bytes,
+             out.row_max.data(), out.row_sum.data());
+  const uint8_t* next = to < block.pages && table[to] >= 0 ? place(to) : values;
+  by_tiles(half, next, [&](int64_t page, const uint8_t* at, const uint8_t* ahead, int64_t a, auto r) {
+    weigh<K, r()>(x[page] + a, at, of.dim, ahead, sums + a);
+  });
 }
 
 // A share of a step's attention: some heads of K and V, and some chunks of a block's pages.
@@ -285,6 +293,7 @@ struct Attention {
   std::vector<Task> tasks, joins;    // joins: where the chunks of a block are shared out, what merges them
   std::vector<int64_t> firsts;       // of each block, its first chunk among all
   std::vector<Partial> partials;     // by (chunk, head of K and V), where chunks are shared out
+  std::vector<int64_t> spans;        // by the same: how many chunks are merged there
   std::vector<int64_t> shares;       // of each thread, its first task, where threads take equal numbers of pages
   bool split = false;
 
@@ -316,7 +325,10 @@ struct Attention {
       if (heads == 1 || int64_t(tasks.size()) >= enough) break;
     }
     if (!split) return;
-    if (int64_t(partials.size()) < firsts.back() * of.kv_heads) partials.resize(firsts.back() * of.kv_heads);
+    if (int64_t(partials.size()) < firsts.back() * of.kv_heads) {
+      partials.resize(firsts.back() * of.kv_heads);
+      spans.resize(partials.size());
+    }
     std::swap(tasks, joins), share(of, 1, false), std::swap(tasks, joins);
   }
 
@@ -329,9 +341,10 @@ struct Attention {
     for (size_t task = 0; task < last.size(); ++task) {
       const Task& t = last[task];
       reset(of, t);
-      for (int64_t number = t.chunk; number < t.chunk_end; ++number) {
-        if (!split) chunk(of, pages, layer, q, positions, t, number);
-        add(of, split ? partials[(firsts[t.block] + number) * of.kv_heads + t.head] : one());
+      if (split) {
+        add_all(of, t);
+      } else {
+        merge_chunks(of, pages, layer, q, positions, t);
       }
       end(of, t, out, row_max, row_sum);
     }
@@ -360,8 +373,7 @@ struct Attention {
         total().row_max[i] = earlier.row_max[at], total().row_sum[i] = earlier.row_sum[at];
         std::memcpy(total().sums.data() + i * of.width(), earlier.sums + at * of.dim, of.dim * 4);
       });
-      for (int64_t number = t.chunk; number < t.chunk_end; ++number)
-        add(of, partials[(firsts[t.block] + number) * of.kv_heads + t.head]);
+      add_all(of, t);
       end(of, t, out, nullptr, nullptr);
     }
   }
@@ -392,13 +404,35 @@ struct Attention {
     go(of, pages, layer, b, t.head, t.head_end, from, to, q, positions, one());
   }
 
-  // Attend to a chunk and keep it for itself.
+  // Attend to a task's chunks, and merge them in order.
+  void merge_chunks(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions,
+                    const Task& t) {
+    for (int64_t number = t.chunk; number < t.chunk_end; ++number) {
+      chunk(of, pages, layer, q, positions, t, number);
+      add(of, one());
+    }
+  }
+
+  // Attend to a task's chunks, merge them in order, and keep the result: several chunks only from a block's first on.
   void apart(const Heads& of, const Pages& pages, int64_t layer, const float* q, const int64_t* positions,
              const Task& t) {
     const int64_t queries = (blocks[t.block].last - blocks[t.block].first) * of.shared();
-    chunk(of, pages, layer, q, positions, t, t.chunk);
-    for (int64_t h = t.head; h < t.head_end; ++h)
-      partials[(firsts[t.block] + t.chunk) * of.kv_heads + h].take(one(), (h - t.head) * queries, queries, of.width());
+    reset(of, t);
+    merge_chunks(of, pages, layer, q, positions, t);
+    for (int64_t h = t.head; h < t.head_end; ++h) {
+      const int64_t at = (firsts[t.block] + t.chunk) * of.kv_heads + h;
+      partials[at].take(total(), (h - t.head) * queries, queries, of.width());
+      spans[at] = t.chunk_end - t.chunk;
+    }
+  }
+
+  // Merge what was kept of the chunks of a join, in order.
+  void add_all(const Heads& of, const Task& t) {
+    for (int64_t number = t.chunk; number < t.chunk_end;) {
+      const int64_t at = (firsts[t.block] + number) * of.kv_heads + t.head;
+      add(of, partials[at]);
+      number += spans[at];
+    }
   }
 
   void add(const Heads& of, const Partial& from) {
@@ -435,13 +469,14 @@ struct Attention {
     for (int64_t b = 0; b < int64_t(blocks.size()); ++b) {
       const int64_t queries = (blocks[b].last - blocks[b].first) * of.shared(), chunks = firsts[b + 1] - firsts[b];
       const int64_t each = queries > 8 ? 1 : std::min(heads, QUERIES / queries);
-      for (int64_t chunk = 0; chunk < chunks; chunk += apart ? 1 : chunks)
-        for (int64_t head = 0; head < of.kv_heads; head += each)
+      for (int64_t head = 0; head < of.kv_heads; head += each)
+        for (int64_t chunk = 0; chunk < chunks; chunk += apart ? 1 : chunks)
           tasks.push_back({b, head, std::min(head + each, of.kv_heads), chunk, apart ? chunk + 1 : chunks});
     }
   }
 
-  // Cut the tasks, each a chunk, where the threads' numbers of pages (times heads) are most alike.
+  // Cut the tasks, each a chunk, where the threads' numbers of pages (times heads) are most alike. From a block's first
+  // chunk on, those of one thread become one task, which merges them.
   void share_evenly(int threads) {
     std::vector<int64_t> before(1, 0);
     for (const Task& t : tasks) {
@@ -450,10 +485,23 @@ struct Attention {
       const int64_t pages = std::min(b.pages, begin + CHUNK) - std::max(b.page, begin);
       before.push_back(before.back() + pages * (t.head_end - t.head));
     }
-    for (int thread = 0; thread <= threads; ++thread) {
+    std::vector<Task> chunks;
+    std::swap(chunks, tasks);
+    for (int64_t thread = 0, next = 0; thread <= threads; ++thread) {
       const int64_t goal = before.back() * thread / threads;
       const int64_t at = std::lower_bound(before.begin(), before.end(), goal) - before.begin();
-      shares.push_back(at && goal - before[at - 1] < before[at] - goal ? at - 1 : at);
+      const int64_t cut = at && goal - before[at - 1] < before[at] - goal ? at - 1 : at;
+      for (const int64_t first = tasks.size(); next < cut; ++next) {
+        const Task& t = chunks[next];
+        const bool goes_on = int64_t(tasks.size()) > first && t.chunk && tasks.back().chunk == 0 &&
+                             tasks.back().block == t.block && tasks.back().head == t.head;
+        if (goes_on) {
+          tasks.back().chunk_end = t.chunk_end;
+        } else {
+          tasks.push_back(t);
+        }
+      }
+      shares.push_back(tasks.size());
     }
   }
 };

@@ -511,10 +511,8 @@ class PlannedFront:
         *,
         threads: int,
     ) -> None:
-        step = _Step(front_sides(queries, pools), pools, whole=False)
-        fronts = [rows.front for rows in queries]
         self._kernels, self._pools = kernels, list(pools)
-        self._planned = _Planned(kernels, spec, step, threads, even=True, side=(_FRONT, fronts))
+        self._planned = _plan_side(_FRONT, kernels, spec, queries, pools, threads)
 
     def attend(self, group: int, at: int, joined: Tensor, found: Partial) -> None:
         """Attend with the queries of fp32 `joined` (rows, heads + 2 * kv heads, dim), and write the result to `found`.
@@ -542,10 +540,8 @@ class PlannedRest:
         *,
         threads: int,
     ) -> None:
-        step = _Step(rest_sides(queries, pools), pools, whole=False)
-        fronts = [rows.front for rows in queries]
         self._kernels, self._pools = kernels, list(pools)
-        self._planned = _Planned(kernels, spec, step, threads, side=(_REST, fronts))
+        self._planned = _plan_side(_REST, kernels, spec, queries, pools, threads)
         self._group = 0  # of the last call of `attend`
 
     def attend(self, group: int, at: int, joined: Tensor) -> None:
@@ -597,6 +593,21 @@ class _Planned:
             )
         )
         weakref.finalize(self, kernels.spillway_plan_free, self.handle)
+
+
+def _plan_side(
+    side: int,
+    kernels: ctypes.CDLL,
+    spec: DecoderSpec,
+    queries: Sequence[SplitRows],
+    pools: Sequence[PageMemory],
+    threads: int,
+) -> _Planned:
+    """Plan a step's attention to one side of the sequences' fronts; at fronts threads get equal numbers of pages."""
+    rows = front_sides(queries, pools) if side == _FRONT else rest_sides(queries, pools)
+    fronts = [each.front for each in queries]
+    step = _Step(rows, pools, whole=False)
+    return _Planned(kernels, spec, step, threads, even=side == _FRONT, side=(side, fronts))
 
 
 class PackedLinear:
