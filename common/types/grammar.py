@@ -26,6 +26,17 @@ LIMITS = LLParserLimits(
 # White space between the parts of a JSON text: none, one blank, or a line break with indentation. Without a bound a
 # model may write blanks until its answer is cut off.
 _WHITESPACE = r"\x20|\n[\x20]{0,24}|\n[\t]{0,8}"
+# Dates and times that llguidance's formats allow and validators do not: 29 February in years without one, and leap
+# seconds, which most minutes do not have.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[0-9]{4}-(?:0[13-9]|1[0-2])-[0-3][0-9]"
+    f"|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
+)
+_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"
+_FORMATS = {"date": f"^{_DATE}", "time": f"^{_TIME}", "date-time": f"^{_DATE}.{_TIME}"}
+_LITERALS = ("const", "enum", "default", "examples")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Every token whose text the grammar allows is allowed, not only the token that the tokenizer would choose.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
@@ -50,7 +61,26 @@ def _schema(source: str) -> dict[str, Any]:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """Return the part of a Lark grammar that matches JSON of a schema."""
-    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}"
+    strict = {**_with_strict_formats(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+    return f"%json {json.dumps(strict)}"
+
+
+def _with_strict_formats(schema: Any) -> Any:
+    """Return a schema, or a list of them, that allows only dates and times that there are."""
+    if isinstance(schema, list):
+        return [_with_strict_formats(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = dict[str, Any]()
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, dict):
+            strict[key] = {name: _with_strict_formats(each) for name, each in value.items()}
+        else:
+            strict[key] = value if key in _LITERALS else _with_strict_formats(value)
+    name, others = strict.get("format"), strict.get("allOf", [])
+    if isinstance(name, str) and name in _FORMATS and isinstance(others, list):
+        strict["allOf"] = [*others, {"pattern": _FORMATS[name]}]
+    return strict
 
 
 def fault(grammar: OutputGrammar) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from common.errors import InvalidRequest
 from common.types.generation import OutputGrammar
-from common.types.grammar import MAX_SOURCE_BYTES, fault
+from common.types.grammar import MAX_SOURCE_BYTES, definition, fault
 from engine.decoder.executor.interface import TokenFilterError
 from engine.decoder.generation import Generation
 from engine.decoder.sampling.grammar import KEPT, GrammarCompiler
@@ -54,6 +55,37 @@ def test_there_are_enough_schemas() -> None:
     text = json.dumps(SCHEMAS)
     for word in ("$ref", "anyOf", "oneOf", "allOf", "pattern", "format", "prefixItems"):
         assert f'"{word}"' in text
+
+
+@pytest.mark.parametrize("form", ["date", "time", "date-time"])
+@given(
+    st.integers(0, 9999), st.integers(0, 13), st.integers(0, 32), st.integers(0, 24),
+    st.integers(0, 60), st.integers(0, 61), st.sampled_from(("Z", "+22:55", "-01:00", "+24:00")),
+    st.booleans(),
+)  # fmt: skip
+def test_only_dates_and_times_that_there_are(
+    form: str,
+    year: int,
+    month: int,
+    day: int,
+    hour: int,
+    minute: int,
+    second: int,
+    zone: str,
+    listed: bool,
+) -> None:
+    """A date or a time is allowed exactly if a validator takes it, but for leap seconds, which are never written."""
+    date, time = f"{year:04}-{month:02}-{day:02}", f"{hour:02}:{minute:02}:{second:02}{zone}"
+    said = {"date": date, "time": time, "date-time": f"{date}T{time}"}[form]
+    asked: Schema = {"type": "string", "format": form}
+    if listed:
+        asked = {"properties": {"format": {"items": asked, "maxItems": 2}}, "required": ["format"]}
+    text = json.dumps({"format": [said]} if listed else said)
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, definition(OutputGrammar("json_schema", json.dumps(asked))))
+    taken = matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+    leaps = form != "date" and second == 60
+    assert taken == (not leaps and faults_of(asked, text) == [])
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
