@@ -36,7 +36,7 @@ from services.router.workflows.planned_jobs import PlannedJobs
 
 DOCUMENTS = "/v1/collections/{name}/documents"
 PARTS = ("text", "metadata", "vectors")
-_BYTES_PER_TOKEN = 4
+_CHARACTERS_PER_TOKEN = 4
 
 
 class DocumentsApi:
@@ -181,7 +181,7 @@ class DocumentWritesApi:
             embeds=record.model is not None,
         )
         items, texts, size = await self._pool.run(call, inline=len(raw) < INLINE_BYTES)
-        tokens, deadline_ms = size // _BYTES_PER_TOKEN, caller.deadline_ms
+        tokens, deadline_ms = size // _CHARACTERS_PER_TOKEN, caller.deadline_ms
         request[MODEL] = record.model or ""
         if texts and record.model is not None:
             checked_encoder(record, await self._cards.specs())

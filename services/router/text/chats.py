@@ -33,7 +33,7 @@ from services.router.text.generation_bodies import (
     plain,
 )
 from services.router.text.generations import GenerationSpec, generation_of, options_of
-from services.router.text.overflow import BYTES_PER_TOKEN, overflow
+from services.router.text.overflow import CHARACTERS_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.templates import Messages, PromptSegment, Template, Tools, after
 from services.router.text.tokens import Spec, TextEncoder, load
@@ -214,7 +214,7 @@ def _rerank(asked: RetrievalBody) -> RerankOptions | None:
 
 def template_of(spec: Spec, tools: Tools = ()) -> Template:
     """Return a model's chat template, bounded by the model's context, for a chat with `tools`."""
-    most = spec.max_tokens * BYTES_PER_TOKEN
+    most = spec.max_tokens * CHARACTERS_PER_TOKEN
     return Template(spec.fingerprint, spec.chat_template, spec.bos, spec.eos, most, tools)
 
 
@@ -245,7 +245,10 @@ def prompt_segments(
     """Return the leading tokens of a chat's prompt that the session already has, and the segments that follow them."""
     earlier = history.messages() if history else []
     together = [*earlier, *messages]
-    if sum(len(message["content"]) for message in together) > spec.max_tokens * BYTES_PER_TOKEN:
+    if (
+        sum(len(message["content"]) for message in together)
+        > spec.max_tokens * CHARACTERS_PER_TOKEN
+    ):
         raise overflow(
             spec.max_tokens,
             "your messages are far longer",

@@ -15,7 +15,7 @@ from services.router.text.generation_bodies import (
     check_completion,
 )
 from services.router.text.generations import GenerationSpec, generation_of, options_of
-from services.router.text.overflow import BYTES_PER_TOKEN, overflow
+from services.router.text.overflow import CHARACTERS_PER_TOKEN, overflow
 from services.router.text.requests import choose
 from services.router.text.tokens import Spec, load
 
@@ -89,7 +89,7 @@ def _prompts(body: CompletionBody, spec: Spec, most_tokens: int) -> list[list[in
     encoder, prompts = load(spec.path), []
     for index, item in enumerate(given):
         if isinstance(item, str):
-            if len(item) > spec.max_tokens * BYTES_PER_TOKEN:
+            if len(item) > spec.max_tokens * CHARACTERS_PER_TOKEN:
                 raise overflow(
                     spec.max_tokens,
                     f"prompt[{index}] is far longer",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from common.errors import InvalidRequest
 
-BYTES_PER_TOKEN = 64  # a text with more characters per allowed token is refused untokenized
+CHARACTERS_PER_TOKEN = 64  # a text with more characters per allowed token is refused untokenized
 
 
 def overflow(most: int, found: str, remedy: str, param: str) -> InvalidRequest:

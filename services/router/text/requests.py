@@ -18,7 +18,7 @@ from services.router.text.bodies import (
     decode,
 )
 from services.router.text.generation_bodies import unsupported
-from services.router.text.overflow import BYTES_PER_TOKEN, overflow
+from services.router.text.overflow import CHARACTERS_PER_TOKEN, overflow
 from services.router.text.tokens import Spec, TextEncoder, load
 
 Inputs = str | list[str | int | list[int]]
@@ -79,7 +79,7 @@ def choose(specs: dict[str, Spec], name: str | None, default: str, kinds: Sequen
 
 def _fit(texts: Sequence[str], limit: int, *, truncate: bool, param: str) -> list[str]:
     """Refuse texts that cannot fit by their length, before tokenizing; with `truncate` cut them."""
-    most = limit * BYTES_PER_TOKEN
+    most = limit * CHARACTERS_PER_TOKEN
     out = []
     for index, text in enumerate(texts):
         if len(text) > most:

@@ -20,7 +20,7 @@ from jinja2 import ext, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import InvalidRequest, Unavailable
-from services.router.text.overflow import BYTES_PER_TOKEN, overflow
+from services.router.text.overflow import CHARACTERS_PER_TOKEN, overflow
 
 RENDER_S = 1.5  # of processor time
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -166,7 +166,7 @@ class Template(NamedTuple):
             size += len(part)
             if size > self.most:
                 raise overflow(
-                    self.most // BYTES_PER_TOKEN,
+                    self.most // CHARACTERS_PER_TOKEN,
                     f"your messages make a prompt of more than {self.most} characters",
                     "reduce the length of the messages",
                     "messages",

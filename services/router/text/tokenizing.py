@@ -11,7 +11,7 @@ from common.errors import InvalidRequest
 from services.router.text.bodies import ModelName, RequestLimits, decode
 from services.router.text.chats import chat_prompt
 from services.router.text.generation_bodies import MAX_MESSAGES, ChatMessage, plain, unsupported
-from services.router.text.overflow import BYTES_PER_TOKEN
+from services.router.text.overflow import CHARACTERS_PER_TOKEN
 from services.router.text.requests import check_count, check_total, choose
 from services.router.text.tokens import Spec, TextEncoder, load
 
@@ -97,7 +97,7 @@ def tokenize(
 
 def _check_size(texts: list[str], limits: RequestLimits, param: str) -> None:
     """Refuse texts that are too long to be tokenized at all."""
-    most = limits.max_tokens * BYTES_PER_TOKEN
+    most = limits.max_tokens * CHARACTERS_PER_TOKEN
     if sum(map(len, texts)) > most:
         raise InvalidRequest(
             f"{param} holds more than {most} characters: expected fewer in one request",
