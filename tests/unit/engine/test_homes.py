@@ -43,21 +43,22 @@ async def test_answers_are_those_of_the_device_alone(sides: HomeSides, mode: Off
 
     A run counts only if both sides attended, in modes in which both can.
     """
-    counted: list[HomeCounts] = []
-    for seed in range(SEED, SEED + TRIES):
+    uses_host, counted = mode in USES_HOST, list[HomeCounts]()
+    wanted = RUNS if uses_host else min(RUNS, 50)
+    for seed in range(SEED, SEED + 10 * wanted):
         counts = await home_runs.compare(sides, seed, mode)
         assert (seed, counts.wrong) == (seed, [])
-        if mode not in USES_HOST or (counts.device and counts.host):
+        if not uses_host or (counts.device and counts.host):
             counted.append(counts)
-        if len(counted) == RUNS:
+        if len(counted) == wanted:
             break
 
-    assert len(counted) == RUNS
+    assert len(counted) == wanted
     if RUNS == SOAK:
         assert sum(each.aborted for each in counted) > 0
         assert sum(each.shared for each in counted) > 0
         assert sum(each.extended for each in counted) > 0
-        assert sum(each.pages["shared"] for each in counted) > 0
+        assert not uses_host or sum(each.pages["shared"] for each in counted) > 0
         windowed = None not in sides.executor.shape.windows  # its pages hardly ever run out
         assert windowed or sum(each.preempted for each in counted) > 0
 
