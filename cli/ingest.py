@@ -92,7 +92,9 @@ async def _ingest(client: AsyncSpillway, args: argparse.Namespace) -> int:
             )
             for path in args.path
         ]
-        progress = Progress(sys.stderr if args.json else sys.stdout, sum(r.count() for r in roots))
+        progress = IngestProgress(
+            sys.stderr if args.json else sys.stdout, sum(r.count() for r in roots)
+        )
         try:
             await ensure(client, args.collection)
             await _upload(client, args, roots, counts, progress)
@@ -109,7 +111,7 @@ async def _upload(
     args: argparse.Namespace,
     roots: list[Root],
     counts: Counts,
-    progress: Progress,
+    progress: IngestProgress,
 ) -> None:
     taken: dict[str, Path] = {}
     for root in roots:
@@ -155,7 +157,7 @@ def _claimed(found: Found, path: Path, taken: dict[str, Path]) -> Found:
     return found
 
 
-class Progress:
+class IngestProgress:
     """The progress of a run: one changing line on a terminal, else a line every few seconds; then a summary.
 
     `total` is the number of files to look at, 0 if it is not known.

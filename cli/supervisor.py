@@ -32,7 +32,7 @@ class StartFailed(Exception):
     """The instance could not be started; the message names the part and the reason."""
 
 
-class Supervisor:
+class ServiceSupervisor:
     """Runs one plan until it is stopped."""
 
     def __init__(self, plan: InstancePlan, console: Console) -> None:
@@ -310,7 +310,7 @@ def supervise(plan: InstancePlan, console: Console, done: Callable[[InstancePlan
 async def _supervised(
     plan: InstancePlan, console: Console, done: Callable[[InstancePlan], None]
 ) -> int:
-    supervisor = Supervisor(plan, console)
+    supervisor = ServiceSupervisor(plan, console)
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:

@@ -13,7 +13,7 @@ from spillway_client import Hit
 
 from cli.files import Problem, Skipped
 from cli.http import NoServer, endpoint
-from cli.ingest import Progress, describe, summary, time_left
+from cli.ingest import IngestProgress, describe, summary, time_left
 from cli.sample import standard_library
 from cli.search import show
 from cli.upload import Counts, Noted
@@ -50,7 +50,7 @@ def test_summary() -> None:
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     """Outside a terminal there are plain lines; failures are named on stderr, each of them."""
     out, counts = io.StringIO(), Counts()
-    progress = Progress(out)
+    progress = IngestProgress(out)
     for n in range(25):
         counts.failed.append(Problem(f"f{n}", "bad"))
         progress(counts, counts.failed[-1])
@@ -65,7 +65,7 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """What is no document is named with the reason, on stderr, and counted in the summary; it is no failure."""
     out, counts = io.StringIO(), Counts()
-    progress = Progress(out)
+    progress = IngestProgress(out)
     for n in range(25):
         counts.skipped.append(Skipped(f"f{n}.png", "binary, not text"))
         progress(counts, counts.skipped[-1])
