@@ -14,7 +14,7 @@ from bench.document import BenchOptions, Body, Rival
 from bench.rivals import llama_server
 from bench.rivals.engine_process import LLAMA
 from bench.rivals.gguf_file import KINDS as FORMATS
-from bench.rivals.gguf_file import format_of
+from bench.rivals.gguf_file import TYPES, format_of
 from bench.suites.engine_pairs import told
 from bench.workloads import divergence
 from common.pages.identity import PAGE
@@ -148,15 +148,18 @@ def run(options: BenchOptions) -> Body:
 def _beside(body: Body, options: BenchOptions) -> None:
     """Add what each kind costs on held-out text beside llama.cpp's format of as many bits."""
     texts = divergence.held_out(options.pick(divergence.TEXTS, 8))
-    measured = asyncio.run(divergence.measure(texts, [*FORMATS, "int4/Q4_K"], options))
+    kinds = [*FORMATS, "int4/Q4_K", *TYPES]
+    measured = asyncio.run(divergence.measure(texts, kinds, options))
     rows = []
     for kind, found in measured.items():
         there, here = bool(found.theirs), kind.partition("/")[0]
         form = format_of(kind.partition("/")[2] or kind)
-        if there and kind != "bf16":
+        same = kind in TYPES
+        if there and kind != "bf16" and not same:
             body.met[f"KL of {here} beside {form}"] = "met" if found.no_worse else "missed"
         ours, _, theirs = found.told().partition(" / ")
-        rows.append([f"{here} / {form}", ours, theirs, told(found.ratio()) if there else "-"])
+        weights = f"the same file, {kind}" if same else f"{here} / {form}"
+        rows.append([weights, ours, theirs, told(found.ratio()) if there else "-"])
     columns = ["weights", "ours", "llama.cpp", "llama.cpp's / ours, text by text [95 %]"]
     body.table(f"Mean KL divergence of the next token, {len(texts)} held-out texts", columns, rows)
     body.samples["divergence"] = msgspec.to_builtins(measured)

@@ -136,14 +136,20 @@ async def measure(
 ) -> dict[str, Divergence]:
     """Return what each kind of weights costs the shipped model on these texts.
 
-    A kind stands beside llama.cpp's format of as many bits, or beside the one that it names: "int4/Q4_K".
+    A kind stands beside llama.cpp's format of as many bits, or beside the one that it names: "int4/Q4_K". A kind that
+    is a type of ggml's means one GGUF file of that type, which both sides read; without llama.cpp there is none.
     """
-    directory = in_bf16(options)
+    directory, theirs = in_bf16(options), python(LLAMA, options)
     exact = our_logits(directory, "fp32", texts)
     found = {}
     for kind in kinds:
         here, _, there = kind.partition("/")
-        ours = by_text(exact, our_logits(directory, here, texts), texts)
+        source, dtype = directory, here
+        if here in gguf_file.TYPES:
+            if theirs is None:
+                continue
+            source, dtype = await asyncio.to_thread(gguf_file.of, directory, here, theirs), "auto"
+        ours = by_text(exact, our_logits(source, dtype, texts), texts)
         rows = await _their_logits(directory, there or here, texts, options)
         found[kind] = Divergence(ours, [] if rows is None else by_text(exact, rows, texts))
     return found
