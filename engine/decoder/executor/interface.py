@@ -255,6 +255,9 @@ class PageCopier(Protocol):
         `done` is called on the copier's thread with the move and whether it succeeded.
         """
 
+    def close(self) -> None:
+        """Let the copier's thread end once it has done what it was given."""
+
     def written(self, pages: Sequence[tuple[int, int]]) -> None:
         """Make the checksums of host pages, given as (group, page), that steps have written.
 

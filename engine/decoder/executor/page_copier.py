@@ -111,6 +111,7 @@ class TorchPageCopier:
         self._urgent: deque[Callable[[], None]] = deque()
         self._background: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._closed = False
         threading.Thread(target=self._run, name="page-copier", daemon=True).start()
 
     def load(self, moves: Sequence[PageMove]) -> TorchPageLoads:
@@ -125,6 +126,12 @@ class TorchPageCopier:
         `done` is called on the copier's thread with the move and whether it succeeded.
         """
         self._submit(partial(self._save, move, done), urgent=False)
+
+    def close(self) -> None:
+        """Let the copier's thread end once it has done what it was given: the thread refers to all pages."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def written(self, pages: Sequence[tuple[int, int]]) -> None:
         """Make the checksums of (group, page) of host pages that steps have written, before any later task."""
@@ -218,7 +225,9 @@ class TorchPageCopier:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._urgent or self._background)
+                self._changed.wait_for(lambda: self._urgent or self._background or self._closed)
+                if not (self._urgent or self._background):
+                    return
                 call = (self._urgent or self._background).popleft()
             with torch.inference_mode():
                 try:

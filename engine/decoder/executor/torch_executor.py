@@ -389,7 +389,9 @@ class TorchExecutor:
             return self._decoder.logits(self._compute_staged(batch, None, moves))
 
     def close(self) -> None:
-        """Close the attention on the host, if there is one."""
+        """Close the attention on the host and the copier of pages, if there are any; their threads end."""
+        if self.copier is not None:
+            self.copier.close()
         if self.stages is not None:
             self.stages.attention.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -83,3 +84,31 @@ def test_pages_of_a_plain_device_are_packed_on_the_host(dtype: torch.dtype) -> N
     assert torch.equal(host.data[2], pack(page))
     assert torch.equal(device.data[3], page)
     assert not loading.unsound
+
+
+def test_a_closed_copier_ends_what_it_was_given_and_lets_go_of_its_pages() -> None:
+    """Its thread, which refers to all pages, ends after the last task."""
+    device, host = (
+        PageMemory(
+            _spec(),
+            None,
+            range(LAYERS),
+            4,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            packed=True,
+        )
+        for _ in range(2)
+    )
+    copier = TorchPageCopier([device], [host], [(0, 0), (0, 1)], lambda: PageArrival(LAYERS))
+    freed, saved, going_on = threading.Event(), threading.Event(), threading.Event()
+    weakref.finalize(host, freed.set)
+    copier.save(PageMove("save", 0, bytes(16), 0, 0), lambda _move, _sound: going_on.wait(60))
+    copier.save(PageMove("save", 0, bytes(16), 1, 1), lambda _move, _sound: saved.set())
+
+    copier.close()
+    going_on.set()
+    del copier, device, host
+
+    assert saved.wait(60)
+    assert freed.wait(60)
