@@ -223,7 +223,7 @@ class GraphIndex:
                 return exact_plan(queries, k, size, None), way
             return filtered_plan(queries, k, size, matching), way
         walked = one_after_another(queries, self._searching)
-        kept, tail = walked * max(ef, k, way.fetch), size - moment.covered
+        kept, tail = walked * way.beam, size - moment.covered
         factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
         if matching is not None:
             factors = (*factors, size)
@@ -264,8 +264,9 @@ class GraphIndex:
         keep = view.live if allowed is None else allowed
         counted = allowed is not None or not isinstance(graph, Graph)
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
+        beam = _asked(plan, graph) if allowed is None else way.beam
         while True:
-            found, scores = graph.query(queries, fetch, _asked(plan, graph), self._searching)
+            found, scores = graph.query(queries, fetch, beam, self._searching)
             # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]

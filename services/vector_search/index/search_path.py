@@ -33,11 +33,15 @@ Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 
 
 class SearchPath(NamedTuple):
-    """A way to search; `fetch` is how many the graph is asked for at first, `limit` from when a scan is cheaper."""
+    """A way to search; `fetch` is how many the graph is asked for at first, `limit` from when a scan is cheaper.
+
+    `beam` is how many candidates the graph keeps meanwhile.
+    """
 
     way: Way
     fetch: int
     limit: int
+    beam: int
 
 
 def links(now: int, ef: int) -> int:
@@ -66,10 +70,13 @@ def choose(
     """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter)."""
     graph = indexed > 0 and not exact
     if matching is None:
-        return SearchPath("graph", k, live) if graph else SearchPath("exact", 0, 0)
+        return SearchPath("graph", k, live, max(ef, k)) if graph else SearchPath("exact", 0, 0, 0)
     scan_s = matching * GATHERED_ROW_S
+    # ef finds the first k; with a filter they are among the first `depth` rows, which takes as many candidates more.
+    depth = math.ceil(k * live / max(matching, 1))
     fetch = math.ceil(MARGIN * k * live / max(matching, 1)) + k
+    beam = max(fetch, depth + ef)
     limit = int(scan_s / CANDIDATE_S)
-    if not graph or matching <= k or max(fetch, ef) >= min(limit, indexed):
-        return SearchPath("filtered-exact", 0, 0)
-    return SearchPath("filtered-graph", fetch, min(limit, indexed))
+    if not graph or matching <= k or beam >= min(limit, indexed):
+        return SearchPath("filtered-exact", 0, 0, 0)
+    return SearchPath("filtered-graph", fetch, min(limit, indexed), beam)

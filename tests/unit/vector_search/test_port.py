@@ -244,7 +244,7 @@ def test_explain_tells_kind_efforts_and_a_filters_way(tmp_path: Path) -> None:
     recalls = [rung["recall"] for rung in plain["efforts"]]
     assert recalls == sorted(recalls)
     assert recalls[-1] > 0.99
-    assert all(0 < rung["predicted_ms"] < 1000 for rung in plain["efforts"])
+    assert all(rung["predicted_ms"] >= 0 for rung in plain["efforts"])
     assert "filter" not in plain
     for condition, matching in (({"n": {"$lt": 750}}, 750), ({"n": 7}, 1), ({"n": -1}, 0)):
         way = told(condition)["filter"]

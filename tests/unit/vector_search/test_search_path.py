@@ -1,0 +1,40 @@
+"""The path of a search, by counts: where a graph is walked with a filter, it is walked far enough."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.vector_search.index.search_path import CANDIDATE_S, GATHERED_ROW_S, choose
+
+
+@given(st.data())
+def test_a_filter_widens_the_beam_by_the_rows_among_which_its_results_are(
+    data: st.DataObject,
+) -> None:
+    """Beyond the rows among which k match, ef more candidates are kept, as without a filter; else rows are compared."""
+    live = data.draw(st.integers(1, 5_000_000))
+    matching = data.draw(st.integers(0, live))
+    k, ef = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 2048))
+
+    way = choose(live=live, indexed=live, matching=matching, k=k, ef=ef, exact=False)
+
+    depth, dearer = k * live / max(matching, 1), matching * GATHERED_ROW_S / CANDIDATE_S
+    if way.way == "filtered-exact":
+        assert matching <= k or max(depth + ef, 2 * depth + k) + 2 >= min(dearer, live) - 1
+        return
+    assert way.beam >= way.fetch >= k
+    assert way.beam >= ef + math.floor(depth)
+    assert way.beam < way.limit <= min(dearer + 1, live)
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, 500), st.integers(1, 2048))
+def test_without_a_filter_the_beam_is_ef(live: int, k: int, ef: int) -> None:
+    """A graph is asked for k with its own ef; without a graph, or exactly, every row is compared."""
+    way = choose(live=live, indexed=live, matching=None, k=k, ef=ef, exact=False)
+    assert (way.way, way.fetch, way.beam) == ("graph", k, max(ef, k))
+    for indexed, exact in ((0, False), (live, True)):
+        found = choose(live=live, indexed=indexed, matching=None, k=k, ef=ef, exact=exact)
+        assert found.way == "exact"
