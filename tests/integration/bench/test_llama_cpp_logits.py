@@ -34,6 +34,9 @@ async def test_logits_are_llama_cpps(tmp_path: Path, family: str, kind: str) -> 
     chosen |= {name: 30.0 for name, value in chosen.items() if "softcapping" in name and not value}
     if family in {"phi3", "mistral"}:
         chosen["sliding_window"] = None  # which llama.cpp does not read for them
+    if "original_max_position_embeddings" in chosen:
+        # llama.cpp takes the long factors by the room for a text, 256 tokens at least, ours by the text's length.
+        chosen["original_max_position_embeddings"] = 400
     random_models.write(tmp_path, family, chosen)
     file = gguf_files.write(tmp_path, tmp_path / "model.gguf", lambda _: kind)
     draw = random.Random(1)
