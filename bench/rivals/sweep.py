@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,14 @@ async def sweep(
         try:
             tried.append(Swept(setting, await rate(setting)))
         except failures as error:
-            tried.append(Swept(setting, 0.0, str(error)[-300:]))
+            tried.append(Swept(setting, 0.0, _reason(error)))
     return tried
+
+
+def _reason(error: Exception) -> str:
+    """Return the last line of an error, which names what was raised; of a path, its last name alone."""
+    last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+    return re.sub(r"(?:/[\w.-]+)+/", "", last.strip())[-300:]
 
 
 def best(tried: Sequence[Swept]) -> Setting:

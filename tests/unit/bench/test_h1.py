@@ -133,6 +133,19 @@ async def test_sweep_builds_on_the_best_and_survives_failures() -> None:
     assert [each.why for each in tried if not each.rate] == ["it does not start"]
 
 
+async def test_a_reason_names_what_was_raised_and_no_place_of_this_machine() -> None:
+    """Of a traceback the last line stays, of a path in it the last name."""
+
+    async def rate(_setting: Setting) -> float:
+        raise MeshError(
+            'File "/home/someone/.env/lib/a.py", line 5\nOSError: no /srv/x-1/weights.bin\n'
+        )
+
+    tried = await sweep(rate, BASE, (), (MeshError,))
+
+    assert [each.why for each in tried] == ["OSError: no weights.bin"]
+
+
 def test_server_has_a_slot_for_every_stream() -> None:
     """A slot's context holds prompt and answer, caches are apart, prompts are not kept; greedy either way."""
     words = llama_server.flags({**BASE, "flash-attn": "on"}, 8, 2144)
