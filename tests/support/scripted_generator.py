@@ -239,11 +239,11 @@ async def generator(url: str, directory: Path, **changes: object) -> AsyncIterat
         await bus.close()
 
 
-async def known(http: aiohttp.ClientSession, name: str) -> None:
-    """Wait until the router knows a model."""
+async def known(http: aiohttp.ClientSession, name: str, *, status: int = 200) -> None:
+    """Wait until the router knows a model, or, with `status` 404, knows it no more."""
     async with asyncio.timeout(60):
         while True:
             async with http.get(f"/v1/models/{name}") as response:
-                if response.status == 200:
+                if response.status == status:
                     return
             await asyncio.sleep(0.1)

@@ -23,6 +23,7 @@ from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
 from engine.models.encoders.files import find
 from tests.support.mesh import Mesh
+from tests.support.scripted_generator import known
 
 
 @pytest.fixture
@@ -217,22 +218,12 @@ async def few(http: aiohttp.ClientSession, bus: Bus) -> AsyncIterator[str]:
     )  # fmt: skip
     worker = Worker(bus, Family(f"embed.{name}"), record)
     await worker.start()
-    await shown(http, name, status=200)
+    await known(http, name)
     yield name
     await worker.stop()
     await bus.connection.call("SREM", "models", name)
     await bus.connection.call("DEL", f"model:{name}")
-    await shown(http, name, status=404)
-
-
-async def shown(http: aiohttp.ClientSession, model: str, *, status: int) -> None:
-    """Wait until the router knows a model, or knows it no more."""
-    async with asyncio.timeout(60):
-        while True:
-            async with http.get(f"/v1/models/{model}") as response:
-                if response.status == status:
-                    return
-            await asyncio.sleep(0.1)
+    await known(http, name, status=404)
 
 
 async def refused(

@@ -15,6 +15,7 @@ from models.demo.world import handbook
 from services.router.text.quotes import LABEL, REFUSAL
 from tests.support.chat import frames_of, post, text_of
 from tests.support.mesh import Mesh
+from tests.support.scripted_generator import known
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo"
 PAGES = 24
@@ -44,12 +45,7 @@ def real() -> Iterator[Real]:
 async def http(real: Real) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=100)
     async with aiohttp.ClientSession(real.url, timeout=timeout) as session:
-        async with asyncio.timeout(60):
-            while True:
-                async with session.get(f"/v1/models/{MODEL}") as response:
-                    if response.status == 200:
-                        break
-                await asyncio.sleep(0.2)
+        await known(session, MODEL)
         await _load(session)
         yield session
 

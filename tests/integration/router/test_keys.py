@@ -25,7 +25,7 @@ from common.registry.quotas import Quotas
 from tests.integration.router.test_streams import Told
 from tests.support.chat import CHAT, asks
 from tests.support.mesh import Mesh, Process
-from tests.support.scripted_generator import NAME, Generator
+from tests.support.scripted_generator import NAME, Generator, known
 from tests.support.servers import Server
 
 
@@ -474,9 +474,7 @@ async def test_a_generation_pays_for_what_it_may_say(
     """Prompt and max_tokens are charged before it runs; a key's concurrency is free again when its stream ends."""
     secret = await _key(mesh, "small", tokens_per_minute=600)
     async with _session(keyed, secret) as session:
-        async with asyncio.timeout(60):
-            while (await session.get(f"/v1/models/{NAME}")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await known(session, NAME)
         codes = []
         for _ in range(2):
             async with session.post(CHAT, json=asks(max_tokens=400, stream=True)) as got:
