@@ -191,7 +191,8 @@ def write(
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     make: Any = transformers.AutoModelForCausalLM.from_config
-    model = make(config).float().eval()
+    # Eager: some releases of transformers let torch's fused attention drop Gemma's soft cap on CUDA.
+    model = make(config, attn_implementation="eager").float().eval()
     centre = 0.0 if family.startswith("gemma") else 1.0  # of the weights of norms
     with torch.no_grad():
         for (

@@ -79,6 +79,7 @@ def overlap(runner: TorchExecutor, tokens: int, tiny: bool) -> dict[str, Any]:
     pages = min((64 if tiny else tokens) // PAGE, runner.shape.host_pages)
     copier = runner.copier
     assert isinstance(copier, TorchPageCopier)
+    copier.written([(0, page) for page in range(pages)])  # or all would be damaged pages
     moves = [PageMove("load", 0, bytes([page % 256]) * 16, page, page) for page in range(pages)]
     curves = []
     for _ in range(3):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -184,20 +186,38 @@ def read_layer(
     found = torch.empty(
         (len(pages), *source.data.shape[2:]), dtype=source.data.dtype, device=device
     )
-    for place, page in enumerate(pages):
-        found[place].copy_(source.data[page, layer], non_blocking=True)
+    kernels = _pinned_copies(source)
+    if kernels is not None:
+        kernels.gather(source.data, _places(pages, device), layer, found)
+    else:
+        for place, page in enumerate(pages):
+            found[place].copy_(source.data[page, layer], non_blocking=True)
     return source.form(found)
 
 
 def store_layer(target: PageMemory, pages: Sequence[int], layer: int, packed: Tensor) -> None:
     """Store one layer of pages, as returned by `read_layer`."""
     found, there = packed if target.packed else unpack(packed), target.data.device
+    kernels = _pinned_copies(target) if found.device.type == "cuda" else None
     if found.device.type == there.type:
         target.data[_places(pages, there), layer] = found
+    elif kernels is not None:
+        kernels.scatter(target.data, _places(pages, found.device), layer, found.contiguous())
     else:
         for place, page in enumerate(pages):
             target.data[page, layer].copy_(found[place], non_blocking=True)
     target.written(list(pages), layer)
+
+
+def _pinned_copies(host: PageMemory) -> ModuleType | None:
+    """Return the kernels that copy many pages between a host's pinned memory and CUDA; None where they cannot."""
+    if not host.data.is_pinned():
+        return None
+    with contextlib.suppress(ImportError):
+        from engine.kernels import triton_pages  # noqa: PLC0415 - there on CUDA only
+
+        return triton_pages
+    return None
 
 
 def _places(pages: Sequence[int], device: torch.device) -> list[int] | Tensor:

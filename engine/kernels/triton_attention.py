@@ -24,7 +24,6 @@ from engine.kernels.partial import Partial
 
 CHUNK = 16  # pages
 QUERIES = 64  # query heads of one program, over all its rows
-_NOTHING = -1.0e30
 _INTERPRETED = bool(
     triton.knobs.runtime.interpret
 )  # the interpreter multiplies the bits of bf16 as if they were integers
@@ -94,7 +93,13 @@ def plan_blocks(
 
 def paged_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Tensor:
     """Attend with rows (rows, heads, dim) over one layer's pages, as `reference_attention.paged_attention` does."""
-    return partial_attention(q, kv_pages, layer, plan).result().to(q.dtype)
+    sums, row_max, row_sum = attend_partly(q, kv_pages, layer, plan)
+    found = torch.empty_like(q, memory_format=torch.contiguous_format)
+    rows, heads, dim = q.shape
+    _merge[(rows * heads,)](
+        sums, row_max, row_sum, found, plan.chunks, rows * heads, dim, WIDTH=triton.next_power_of_2(dim)
+    )  # fmt: skip
+    return found
 
 
 def partial_attention(q: Tensor, kv_pages: PageMemory, layer: int, plan: Blocks) -> Partial:
@@ -112,9 +117,10 @@ def attend_partly(
     q = q.contiguous()
     rows, heads, dim = q.shape
     shared = heads // kv_pages.kv_heads
-    sums = torch.zeros(plan.chunks, rows, heads, dim, device=q.device)
-    row_max = torch.full((plan.chunks, rows, heads), _NOTHING, device=q.device)
-    row_sum = torch.zeros(plan.chunks, rows, heads, device=q.device)
+    # Not filled: every row is in one block, whose program writes each chunk, also one without pages.
+    sums = torch.empty(plan.chunks, rows, heads, dim, device=q.device)
+    row_max = torch.empty(plan.chunks, rows, heads, device=q.device)
+    row_sum = torch.empty(plan.chunks, rows, heads, device=q.device)
     data = kv_pages.data
     _attend[(len(plan.blocks), kv_pages.kv_heads, plan.chunks)](
         q, data, plan.tables, plan.positions, plan.blocks, sums, row_max, row_sum,
@@ -148,54 +154,72 @@ def _attend(  # type: ignore[no-untyped-def]
     page_to = tl.load(blocks + block * 5 + 4)
     begin = (page_from // CHUNK_ + chunk) * CHUNK_
     low, high = tl.maximum(page_from, begin), tl.minimum(page_to, begin + CHUNK_)
-    if low < high:
-        i = tl.arange(0, SIZE)
-        there = i < count * SHARED
-        row = first + i // SHARED
-        at = row * HEADS + head * SHARED + i % SHARED
-        d = tl.arange(0, WIDTH)
-        inside = d < DIM
-        mine = tl.load(
-            q + at[:, None] * DIM + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )
-        position = tl.load(positions + row, mask=there, other=-1)
-        top = tl.full([SIZE], -1.0e30, tl.float32)
-        total = tl.zeros([SIZE], tl.float32)
-        found = tl.zeros([SIZE, WIDTH], tl.float32)
-        t = tl.arange(0, PAGE_)
-        for page in range(low, high):
-            physical = tl.load(tables + table + page)
-            present = (
-                physical + 0 * t >= 0
-            )  # one element per token: the interpreter cannot join a scalar
-            base = pages + physical.to(tl.int64) * page_stride + layer_at + head * PAGE_ * DIM
-            where = t[:, None] * DIM + d[None, :]
-            shown = inside[None, :] & present[:, None]
-            keys = tl.load(base + where, mask=shown, other=0.0)
-            values = tl.load(base + half_stride + where, mask=shown, other=0.0)
-            if WIDEN:
-                keys, values = keys.to(tl.float32), values.to(tl.float32)
-            scores = tl.dot(mine.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
-            if CAP > 0:
-                scores = _capped(scores, CAP)
-            token = page * PAGE_ + t
-            seen = (token[None, :] <= position[:, None]) & present[None, :]
-            if WINDOW > 0:
-                seen = seen & (token[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-            now = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp(scores - now[:, None])
-            keep = tl.exp(top - now)
-            total = total * keep + tl.sum(weights, 1)
-            found = found * keep[:, None]
-            found += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-            top = now
-        out = chunk * rows * HEADS + at
-        tl.store(row_max + out, top, mask=there)
-        tl.store(row_sum + out, total, mask=there)
-        tl.store(
-            sums + out[:, None] * DIM + d[None, :], found, mask=there[:, None] & inside[None, :]
-        )
+    i = tl.arange(0, SIZE)
+    there = i < count * SHARED
+    row = first + i // SHARED
+    at = row * HEADS + head * SHARED + i % SHARED
+    d = tl.arange(0, WIDTH)
+    inside = d < DIM
+    mine = tl.load(
+        q + at[:, None] * DIM + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+    )
+    position = tl.load(positions + row, mask=there, other=-1)
+    top = tl.full([SIZE], -1.0e30, tl.float32)
+    total = tl.zeros([SIZE], tl.float32)
+    found = tl.zeros([SIZE, WIDTH], tl.float32)
+    t = tl.arange(0, PAGE_)
+    for page in range(low, high):
+        physical = tl.load(tables + table + page)
+        present = (
+            physical + 0 * t >= 0
+        )  # one element per token: the interpreter cannot join a scalar
+        base = pages + physical.to(tl.int64) * page_stride + layer_at + head * PAGE_ * DIM
+        where = t[:, None] * DIM + d[None, :]
+        shown = inside[None, :] & present[:, None]
+        keys = tl.load(base + where, mask=shown, other=0.0)
+        values = tl.load(base + half_stride + where, mask=shown, other=0.0)
+        if WIDEN:
+            keys, values = keys.to(tl.float32), values.to(tl.float32)
+        scores = tl.dot(mine.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
+        if CAP > 0:
+            scores = _capped(scores, CAP)
+        token = page * PAGE_ + t
+        seen = (token[None, :] <= position[:, None]) & present[None, :]
+        if WINDOW > 0:
+            seen = seen & (token[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        now = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - now[:, None])
+        keep = tl.exp(top - now)
+        total = total * keep + tl.sum(weights, 1)
+        found = found * keep[:, None]
+        found += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        top = now
+    out = chunk * rows * HEADS + at
+    tl.store(row_max + out, top, mask=there)
+    tl.store(row_sum + out, total, mask=there)
+    tl.store(sums + out[:, None] * DIM + d[None, :], found, mask=there[:, None] & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge(  # type: ignore[no-untyped-def]
+    sums, row_max, row_sum, found, chunks, places, dim, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Merge the chunks of one row and head, each divided by nothing yet, into its attention."""
+    place = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    inside = d < dim
+    top, total = tl.load(row_max + place), tl.load(row_sum + place)
+    whole = tl.load(sums + place * dim + d, mask=inside, other=0.0)
+    for chunk in range(1, chunks):
+        at = place + chunk * places
+        its = tl.load(row_max + at)
+        now = tl.maximum(top, its)
+        keep, add = tl.exp(top - now), tl.exp(its - now)
+        total = total * keep + tl.load(row_sum + at) * add
+        whole = whole * keep + tl.load(sums + at * dim + d, mask=inside, other=0.0) * add
+        top = now
+    tl.store(found + place * dim + d, (whole / total).to(found.dtype.element_ty), mask=inside)
 
 
 def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:

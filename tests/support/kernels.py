@@ -28,8 +28,8 @@ def decoder_kernels() -> list[ctypes.CDLL]:
     return found
 
 
-def triton_attention() -> ModuleType | None:
-    """Return the CUDA kernels as Triton's interpreter runs them, or None where Triton is not installed."""
+def triton_kernels(name: str) -> ModuleType | None:
+    """Return a module of CUDA kernels as Triton's interpreter runs them, or None where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
-    return importlib.import_module("engine.kernels.triton_attention")
+    return importlib.import_module(f"engine.kernels.{name}")

@@ -21,7 +21,7 @@ from common.pages.codec import Buffer, CorruptPage, Header, checksum, encode, la
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
 from engine.kernels.page_arrival import PageArrival
-from engine.kernels.page_memory import PageMemory, pack
+from engine.kernels.page_memory import PageMemory, copy_pages, pack
 
 _log = log.get("engine")
 # Priorities of tasks: copies to the device, copies to the host, and work for the tiers below.
@@ -238,10 +238,13 @@ class TorchPageCopier:
     def _load(self, loading: TorchPageLoads) -> None:
         began = SYSTEM.perf_s()
         try:
+            moves = [
+                [each for each in loading.moves if each.group == group]
+                for group in range(len(self._host))
+            ]
             for layer, (group, at) in enumerate(self._places):
-                for move in loading.moves:
-                    if move.group == group and not self._copy_in(move, at):
-                        loading.unsound.add(move)
+                with torch.cuda.stream(self._stream):
+                    loading.unsound.update(self._copy_in(group, moves[group], at))
                 loading.arrival.ready(layer + 1, self._event())
         except Exception:
             loading.unsound.update(loading.moves)
@@ -254,22 +257,28 @@ class TorchPageCopier:
         each = took / len(loading.moves)
         self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
 
-    def _copy_in(self, move: PageMove, at: int) -> bool:
-        """Copy one layer of a page to the device; if its bytes differ from the saved ones, write zeros, return False.
+    def _copy_in(self, group: int, moves: Sequence[PageMove], at: int) -> list[PageMove]:
+        """Copy one layer of pages to the device; zero those whose bytes differ from the saved ones, and return them.
 
         Damaged bytes could contain NaN, which would fail the step before the damage is known, and stay in the page.
         """
-        source = self._bytes[move.group][move.source, at]
-        sound = xxhash.xxh3_64_intdigest(source) == int(self._sums[move.group][move.source, at])
-        there, here = self._device[move.group], self._host[move.group]
-        with torch.cuda.stream(self._stream):
-            if not sound:
+        there, here = self._device[group], self._host[group]
+        if self._cuda:  # all pages at once, while this thread compares their checksums
+            sources, targets = [move.source for move in moves], [move.target for move in moves]
+            copy_pages(here, sources, at, there, targets, at)
+        unsound = []
+        for move in moves:
+            known = int(self._sums[group][move.source, at])
+            if xxhash.xxh3_64_intdigest(self._bytes[group][move.source, at]) != known:
                 there.data[move.target, at].zero_()
+                unsound.append(move)
+            elif self._cuda:
+                continue
             elif there.packed == here.packed:
-                there.data[move.target, at].copy_(here.data[move.source, at], non_blocking=True)
+                there.data[move.target, at].copy_(here.data[move.source, at])
             else:
                 there.store(move.target, at, here.form(here.data[move.source, at]))
-        return sound
+        return unsound
 
     def _event(self) -> Callable[[], None] | None:
         """Return a function that makes the device wait for the copies started so far; None if they are done."""

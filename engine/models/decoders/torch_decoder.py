@@ -74,6 +74,41 @@ def attention_on(device: torch.device) -> Attention:
     )
 
 
+class RowOperations(NamedTuple):
+    """Operations on rows: RMS norm (see `rms_norm`), rotation (see `rotate`), writing of K and V to pages.
+
+    `write(pool, layer, slots, keys, values)` is `PageMemory.write`.
+    """
+
+    norm: Callable[..., Tensor]
+    rotate: Callable[[Tensor, Tensor], Tensor]
+    write: Callable[[PageMemory, int, Tensor, Tensor, Tensor], None]
+
+
+def row_operations_on(device: torch.device) -> RowOperations:
+    """Return the fastest operations on rows for a device: Triton's kernels on CUDA, if installed, else torch's."""
+    if device.type == "cuda":
+        with contextlib.suppress(ImportError):
+            from engine.kernels import triton_rows  # noqa: PLC0415 - there on CUDA only
+
+            return RowOperations(triton_rows.rms_norm, triton_rows.rotate, triton_rows.write_pages)
+    return RowOperations(rms_norm, rotate, PageMemory.write)
+
+
+def rms_norm(
+    rows: Tensor, weight: Tensor, *, epsilon: float, offset: float, rounds_before: bool
+) -> Tensor:
+    """Return the RMS norm of (…, size) in fp32, times `offset` + `weight` (size,).
+
+    `rounds_before` rounds before the weight, and takes no offset.
+    """
+    wide = rows.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    if rounds_before:
+        return weight * wide.to(rows.dtype)
+    return (wide * (offset + weight.float())).to(rows.dtype)
+
+
 class Heads(NamedTuple):
     """Queries (rows, heads, dim), keys and values (rows, kv heads, dim) of a layer; queries and keys are rotated."""
 
@@ -166,6 +201,7 @@ class TorchDecoder:
         self._act = _activation(spec)
         self._embed_scale = embed_scale(spec, self.dtype)
         self._attention = attention_on(self.device)
+        self._operations = row_operations_on(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -235,12 +271,12 @@ class TorchDecoder:
 
     def attend_partly(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Partial:
         """Write rows' keys and values to their pages and attend to some pages with their queries."""
-        pool.write(at, plan.slots, heads.k, heads.v)
+        self._operations.write(pool, at, plan.slots, heads.k, heads.v)
         return self._attention.attend_partly(heads.q, pool, at, plan)
 
     def attend(self, heads: Heads, pool: PageMemory, at: int, plan: Any) -> Tensor:
         """Write rows' keys and values to their pages and attend with their queries: (rows, heads, dim)."""
-        pool.write(at, plan.slots, heads.k, heads.v)
+        self._operations.write(pool, at, plan.slots, heads.k, heads.v)
         return self._attention.attend(heads.q, pool, at, plan)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -279,7 +315,8 @@ class TorchDecoder:
         rope = spec.ropes[number]
         if rope is None:
             return Heads(q, k, v)
-        return Heads(rotate(q, rotations[rope]), rotate(k, rotations[rope]), v)
+        turn = self._operations.rotate
+        return Heads(turn(q, rotations[rope]), turn(k, rotations[rope]), v)
 
     def follow(self, number: int, rows: Tensor, attended: Tensor) -> Tensor:
         """Return the rows after a layer: with the projection of its attention's result and its MLP added."""
@@ -300,11 +337,14 @@ class TorchDecoder:
         """Return the RMS norm of rows in fp32, rounded before or after the weight as in transformers; None: no norm."""
         if weight is None:
             return rows
-        wide = rows.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.epsilon)
-        if self.spec.norms == "before":
-            return weight * wide.to(rows.dtype)
-        return (wide * (self.spec.norm_offset + weight.float())).to(rows.dtype)
+        spec = self.spec
+        return self._operations.norm(
+            rows,
+            weight,
+            epsilon=spec.epsilon,
+            offset=spec.norm_offset,
+            rounds_before=spec.norms == "before",
+        )
 
 
 def _heads(spec: DecoderSpec, joined: Tensor) -> Heads:

@@ -19,10 +19,10 @@ from engine.kernels.reference_attention import paged_attention
 from engine.models.decoders.compiled_decoder import attend, attend_layers, attend_partly
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.spec import DecoderSpec
-from tests.support.kernels import decoder_kernels, triton_attention
+from tests.support.kernels import decoder_kernels, triton_kernels
 
 KERNELS = decoder_kernels()
-TRITON = triton_attention()
+TRITON = triton_kernels("triton_attention")
 LAYERS = 2
 DIM = 8
 

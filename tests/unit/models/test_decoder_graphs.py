@@ -15,10 +15,10 @@ from common.pages.identity import PAGE, short_context
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
 from engine.kernels.page_memory import PageMemory
 from engine.models.decoders.cuda_graphs import GraphedDecoder
-from engine.models.decoders.torch_decoder import Attention, TorchDecoder
-from tests.support.kernels import triton_attention
+from engine.models.decoders.torch_decoder import Attention, RowOperations, TorchDecoder
+from tests.support.kernels import triton_kernels
 
-TRITON = triton_attention()
+TRITON, ROWS = triton_kernels("triton_attention"), triton_kernels("triton_rows")
 CONTEXTS = (700, 3, 40, 31, 32, 64, 511)
 
 
@@ -32,7 +32,7 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
 
     Of Phi, texts on both sides of its short context.
     """
-    if TRITON is None:
+    if TRITON is None or ROWS is None:
         pytest.skip("Triton is not installed (make setup-full)")
     chosen: dict[str, Any] = random_models.settings(family, 1)
     chosen |= {"max_position_embeddings": 1024} | ({"sliding_window": window} if window else {})
@@ -52,6 +52,7 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
         TRITON.partial_attention,
     )
     plain._attention = by_triton
+    plain._operations = RowOperations(ROWS.rms_norm, ROWS.rotate, ROWS.write_pages)
     pools, short = runner._pools, short_context(runner.fingerprint)
     assert short == (100 if family == "phi3" else 0)
     graphed, draw = GraphedDecoder(plain, TRITON.plan_blocks), random.Random(1)

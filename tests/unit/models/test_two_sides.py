@@ -20,10 +20,10 @@ from engine.kernels.two_sides import front_sides, rest_sides
 from engine.models.decoders.compiled_decoder import PlannedAttention, PlannedFront, PlannedRest
 from engine.models.decoders.rope import RopeSpec
 from engine.models.decoders.spec import DecoderSpec
-from tests.support.kernels import decoder_kernels, triton_attention
+from tests.support.kernels import decoder_kernels, triton_kernels
 
 KERNELS = decoder_kernels()
-TRITON = triton_attention()
+TRITON = triton_kernels("triton_attention")
 LAYERS, PAGES = 2, 90
 
 
