@@ -183,6 +183,14 @@ class ServiceSupervisor:
             if not self.stopping.is_set():
                 self._start(part)
         await self._until_ready(until)
+        await self._until_models_are_known()
+
+    async def _until_models_are_known(self) -> None:
+        """Wait as long as routers may not know the last worker's models: who is told "ready" may ask for them."""
+        from common.registry.models import FRESH_S  # noqa: PLC0415 - slow to import
+
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), FRESH_S)
 
     async def _check_durability(self) -> None:
         from common.bus import Bus  # noqa: PLC0415 - needed once, and slow to import

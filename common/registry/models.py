@@ -8,6 +8,8 @@ from common.bus import Bus, keys
 from common.types.model_card import ModelCard
 from common.wire.message import decode, encode
 
+FRESH_S = 1.0  # a router may not know a card that was published more recently
+
 
 class Models:
     """Cards of models, each with its tokenizer."""

@@ -33,6 +33,7 @@ def _builds(path: Path) -> tuple[KernelSource, ...]:
 DECODER = _builds(_FOLDER / "decoder" / "step.cpp")
 HOST_CHANNEL = _builds(_FOLDER / "decoder" / "host_channel.cpp")
 MEMORY = _builds(_FOLDER / "memory.cpp")
+CHECKSUMS = _builds(_FOLDER / "checksums.cpp")
 
 if __name__ == "__main__":
-    sys.exit(build_beside((ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY)))
+    sys.exit(build_beside((ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, *CHECKSUMS)))

@@ -13,12 +13,10 @@ import msgspec
 from common.bus import Bus
 from common.errors import InvalidRequest, NotFound, Unavailable
 from common.ids import Family
-from common.registry.models import Models
+from common.registry.models import FRESH_S, Models
 from common.types.model_card import ModelCard
 from engine.models.encoders.files import model_name
 from services.router.text.tokens import Spec
-
-FRESH_S = 1.0
 
 
 class Cards:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.simulation.virtual_loop import VirtualLoop
 from common.native.finder import find
-from engine.kernels.sources import DECODER, ENCODER, MEMORY
+from engine.kernels.sources import CHECKSUMS, DECODER, ENCODER, MEMORY
 from services.vector_search.index.native.sources import (
     SCAN_LISTS,
     SCAN_LISTS_AVX2,
@@ -67,7 +67,7 @@ def _built() -> None:
     find(SELECTION)
     find(SCAN_LISTS)
     find(SCAN_LISTS_AVX2)
-    for builds in (DECODER, MEMORY):
+    for builds in (CHECKSUMS, DECODER, MEMORY):
         next(filter(None, map(find, builds)), None)
 
 

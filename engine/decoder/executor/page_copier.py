@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from common.clock import SYSTEM
 from common.pages.codec import Buffer, CorruptPage, Header, checksum, encode, layer, read_header
 from common.pages.keys import PageKey
 from engine.decoder.executor.interface import LocalTier, PageMove
+from engine.kernels.checksums import checksums
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory, copy_pages, pack
 
@@ -28,6 +28,10 @@ _log = log.get("engine")
 KINDS = ("load", "save", "get", "put")
 T = TypeVar("T")
 _WEIGHT = 0.2  # weight of the latest copy in the mean seconds of a copy
+_CACHED = (
+    8  # pages that are compared, then copied: so many stay in the processor's cache in between
+)
+_THREADS = 4  # that make checksums where the CPU does not compute steps
 
 
 _MOST = 127.0
@@ -266,19 +270,30 @@ class TorchPageCopier:
         if self._cuda:  # all pages at once, while this thread compares their checksums
             sources, targets = [move.source for move in moves], [move.target for move in moves]
             copy_pages(here, sources, at, there, targets, at)
-        unsound = []
-        for move in moves:
-            known = int(self._sums[group][move.source, at])
-            if xxhash.xxh3_64_intdigest(self._bytes[group][move.source, at]) != known:
-                there.data[move.target, at].zero_()
-                unsound.append(move)
-            elif self._cuda:
-                continue
-            elif there.packed == here.packed:
-                there.data[move.target, at].copy_(here.data[move.source, at])
-            else:
-                there.store(move.target, at, here.form(here.data[move.source, at]))
+        unsound, step = [], max(1, len(moves)) if self._cuda else _CACHED
+        for first in range(0, len(moves), step):
+            some = moves[first : first + step]
+            pages = np.array([move.source for move in some])
+            sound = self._checksums(group, pages, at) == self._sums[group][pages, at]
+            for move, whole in zip(some, sound.tolist(), strict=True):
+                if not whole:
+                    there.data[move.target, at].zero_()
+                    unsound.append(move)
+                elif self._cuda:
+                    continue
+                elif there.packed == here.packed:
+                    there.data[move.target, at].copy_(here.data[move.source, at])
+                else:
+                    there.store(move.target, at, here.form(here.data[move.source, at]))
         return unsound
+
+    def _checksums(
+        self, group: int, pages: NDArray[np.int64] | int, layers: NDArray[np.int64] | int
+    ) -> NDArray[np.uint64]:
+        """Return the checksums of one layer of host pages, or of the layers of one page."""
+        held = self._bytes[group]
+        offsets = np.asarray(pages * held.strides[0] + layers * held.strides[1])
+        return checksums(held, offsets, held.shape[2], _THREADS if self._cuda else 1)
 
     def _event(self) -> Callable[[], None] | None:
         """Return a function that makes the device wait for the copies started so far; None if they are done."""
@@ -304,8 +319,8 @@ class TorchPageCopier:
 
     def _sum(self, pages: Sequence[tuple[int, int]]) -> None:
         for group, page in pages:
-            for at, written in enumerate(self._bytes[group][page]):
-                self._sums[group][page, at] = xxhash.xxh3_64_intdigest(written)
+            layers = np.arange(len(self._host[group].layers))
+            self._sums[group][page] = self._checksums(group, page, layers)
 
     def _note(self, kind: str, moves: Sequence[PageMove], took: float) -> None:
         self._count(kind, sum(self._bytes[move.group][0].nbytes for move in moves), took)
