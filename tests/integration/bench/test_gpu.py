@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.engine import exactness
-from bench.gpu import chat, engine, falcon, neo, pensieve, shapes, windve
+from bench.gpu import chat, engine, falcon, mesh, neo, pensieve, shapes, windve
 from bench.simulation.delayed_traversal import ExactVisited, traverse
 from bench.workloads import walk_graph
 from engine.decoder.executor.torch_executor import TorchExecutor
@@ -122,6 +122,21 @@ def test_neo_timeline_is_drawn_to_scale() -> None:
     assert device == "0" * quarter + "a" * quarter + " " * 2 * quarter
     assert host == " " * quarter + "1" * 3 * quarter
     assert found[0].endswith("4.00 ms")
+
+
+def test_mesh_rehearsal_asks_a_whole_instance(tmp_path: Path) -> None:
+    """An instance is started once, answers everything over HTTP, finds its pages and its documents, and is ended."""
+    path = tmp_path / "mesh.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert mesh.main(words) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert cells["queries/16"]["cosine_of_equal_texts"] > 0.9999
+    assert [len(cells[f"streams/{count}"]["first_s"]) for count in (1, 8)] == [1, 8]
+    assert cells["turns"]["cached_tokens"][-1] > 0
+    assert cells["search"]["stored"] == 200
+    assert min(cells["search"]["best_scores"]) > 0.999
+    assert mesh.main(words) == 0  # and starts nothing
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
