@@ -11,6 +11,7 @@ state=/tmp/spillway-play
 network=spillway-play
 python=${PYTHON:-.venv/bin/python}
 : "${READY_S:=300}"
+. scripts/json_field.sh
 
 fail() {
     printf 'play_kubernetes: %s\n' "$*" >&2
@@ -49,10 +50,6 @@ ask() { # METHOD PATH [BODY]: the answer's body; asks again after a 503, as clie
         esac
     done
     fail "$1 $2 answered: $answer"
-}
-
-field() { # EXPRESSION: of the JSON on standard input, called `it`
-    "$python" -c "import json, sys; text = sys.stdin.read(); it = json.loads(text) if text else sys.exit(1); print($1)"
 }
 
 for program in podman kubectl curl "$python"; do

@@ -8,9 +8,9 @@
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 . scripts/containers.sh
+. scripts/json_field.sh
 export PYTHONPATH=$PWD:$PWD/client # for the planner and the client, which run beside the containers
 spillway() { "$python" -m cli.main "$@" 2>>"$work/said"; }
-field() { "$python" -c "import json, sys; it = json.load(sys.stdin); print($1)"; } # of the JSON on standard input
 
 # -- the plan ---------------------------------------------------------------------------------------------------
 # In a project of its own, beside a copy of compose.yaml, which it extends.

@@ -142,11 +142,13 @@ def test_change_prune_and_bad_files(instance: Running, folder: Path) -> None:
 
 def test_failures_are_sentences(instance: Running, tmp_path: Path) -> None:
     """No traceback for what a user can get wrong."""
+    (tmp_path / "note.txt").write_text("the water rises behind the dam")
+    assert instance.run("ingest", "failures", tmp_path).returncode == 0
     cases = [
         (instance.run("search", "nothing-here", "x"), 1, "nothing-here"),
-        (instance.run("search", "tour", "x", "--filter", "{"), 2, "--filter"),
-        (instance.run("search", "tour", "x", "--filter", '{"$what": 1}'), 1, "$what"),
-        (instance.run("ingest", "tour", tmp_path / "gone"), 1, "no such file or folder"),
+        (instance.run("search", "failures", "x", "--filter", "{"), 2, "--filter"),
+        (instance.run("search", "failures", "x", "--filter", '{"$what": 1}'), 1, "$what"),
+        (instance.run("ingest", "failures", tmp_path / "gone"), 1, "no such file or folder"),
         (instance.run("ingest", "BAD NAME", tmp_path), 1, "name"),
         (instance.run("models", "--url", "http://127.0.0.1:1"), 1, "cannot reach the server"),
         (spillway("models", "--data-dir", tmp_path), 2, "spillway up"),
