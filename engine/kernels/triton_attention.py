@@ -205,7 +205,7 @@ def _attend(  # type: ignore[no-untyped-def]
 def _merge(  # type: ignore[no-untyped-def]
     sums, row_max, row_sum, found, chunks, places, dim, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Merge the chunks of one row and head, each divided by nothing yet, into its attention."""
+    """Merge the unscaled sums of all chunks of one row and head into its attention."""
     place = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, WIDTH)
     inside = d < dim
