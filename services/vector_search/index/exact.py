@@ -56,22 +56,51 @@ def _best(rows: Ints, scores: Floats, keep: int) -> tuple[Ints, Floats]:
     return np.take_along_axis(rows, best, axis=1), np.take_along_axis(scores, best, axis=1)
 
 
+def _improved(
+    rows: Ints, scores: Floats, more: Ints, its_scores: Floats, keep: int
+) -> tuple[Ints, Floats]:
+    """Return the best `keep` of each query's (queries, n) and of the rows `more` (m,), scored (queries, m)."""
+    if scores.shape[1] < keep:
+        more, its_scores = _best(np.broadcast_to(more, its_scores.shape), its_scores, keep)
+        if not scores.shape[1]:
+            return more, its_scores
+        return _best(np.hstack([rows, more]), np.hstack([scores, its_scores]), keep)
+    # Few rows of a block beat the worst that is kept: finding them takes less than ordering the block.
+    better = np.flatnonzero(its_scores > scores.min(axis=1, keepdims=True))
+    query, column = np.divmod(better, its_scores.shape[1])
+    counts = np.bincount(query, minlength=len(scores))
+    place = np.arange(len(better)) - np.repeat(np.cumsum(counts) - counts, counts)
+    width = int(counts.max(initial=0))
+    found = np.zeros((len(scores), width), np.int64)
+    near = np.full((len(scores), width), -np.inf, np.float32)
+    found[query, place], near[query, place] = more[column], its_scores.ravel()[better]
+    return _best(np.hstack([rows, found]), np.hstack([scores, near]), keep)
+
+
 def rows_read(total: int, allowed: int) -> int:
     """Return how many of `total` rows a search reads of which so many are allowed."""
     return allowed if allowed < _GATHER_BELOW * total else total
 
 
 def top_k(
-    queries: Floats, matrix: Floats, k: int, metric: Metric, allowed: Flags | None = None
+    queries: Floats,
+    matrix: Floats,
+    k: int,
+    metric: Metric,
+    allowed: Flags | None = None,
+    names: Ints | None = None,
 ) -> tuple[Ints, Floats]:
     """Return (rows, scores), shape (queries, min(k, allowed rows)), best first; `allowed` marks the rows wanted.
 
-    Memory is bounded by blocks of rows, not by the matrix.
+    `names` are the numbers of the allowed rows, given only where these are known and few enough to be gathered. Memory
+    is bounded by blocks of rows, not by the matrix.
     """
-    names: Ints | None = None
-    count = len(matrix) if allowed is None else int(np.count_nonzero(allowed))
-    if allowed is not None and rows_read(len(matrix), count) < len(matrix):
-        names, allowed = np.flatnonzero(allowed), None
+    if names is not None:
+        count, allowed = len(names), None
+    else:
+        count = len(matrix) if allowed is None else int(np.count_nonzero(allowed))
+        if allowed is not None and rows_read(len(matrix), count) < len(matrix):
+            names, allowed = np.flatnonzero(allowed), None
     total = len(matrix) if names is None else len(names)
     keep = min(k + _SPARE, total)
     rows = np.zeros((len(queries), 0), np.int64)
@@ -84,8 +113,7 @@ def top_k(
         scores = _rough(queries, block, metric)
         if allowed is not None:
             scores[:, ~allowed[begin:end]] = -np.inf
-        found, scores = _best(np.broadcast_to(part, scores.shape), scores, keep)
-        rows, rough = _best(np.hstack([rows, found]), np.hstack([rough, scores]), keep)
+        rows, rough = _improved(rows, rough, part, scores, keep)
     scores = _scored(queries, matrix, rows, metric)
     if allowed is not None:
         scores[~allowed[rows]] = -np.inf

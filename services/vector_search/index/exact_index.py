@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from common.clock import Clock
 from services.vector_search import metrics
 from services.vector_search.index import exact
+from services.vector_search.index.allowed_rows import AllowedRows, AllowedRowsCache
 from services.vector_search.index.maintenance import IndexMaintenance
 from services.vector_search.index.port import (
     Effort,
@@ -31,6 +30,7 @@ class ExactIndex:
 
     def __init__(self, state: IndexState, metric: Metric, *, threads: int, clock: Clock) -> None:
         self._state, self._metric = state, metric
+        self._allowed = AllowedRowsCache()
         self._maintenance = IndexMaintenance(
             state,
             RecallAudit(state.followed),
@@ -61,7 +61,7 @@ class ExactIndex:
         """Compare the queries with every row that is allowed."""
         rows = self._state.view.rows
         view = rows.view
-        allowed = None if wanted is None else allowed_rows(view, wanted)
+        allowed = None if wanted is None else self._allowed.of(rows, view, wanted)
         plan = exact_plan(len(queries), k, view.size, allowed)
         if pick is not None:
             plan = pick([plan])
@@ -78,8 +78,9 @@ class ExactIndex:
 
     def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the one plan there is."""
-        view = self._state.view.rows.view
-        allowed = None if wanted is None else allowed_rows(view, wanted)
+        rows = self._state.view.rows
+        view = rows.view
+        allowed = None if wanted is None else self._allowed.of(rows, view, wanted)
         return [exact_plan(queries, k, view.size, allowed)]
 
     def ladder(self) -> list[Rung]:
@@ -88,7 +89,8 @@ class ExactIndex:
 
     def matching(self, wanted: Flags) -> int:
         """Return how many live rows a filter allows."""
-        return int(np.count_nonzero(allowed_rows(self._state.view.rows.view, wanted)))
+        rows = self._state.view.rows
+        return self._allowed.of(rows, rows.view, wanted).count
 
     def stats(self) -> IndexStats:
         """Return how the index stands."""
@@ -114,19 +116,11 @@ class ExactIndex:
         self._maintenance.close()
 
 
-def allowed_rows(view: RowsView, wanted: Flags) -> Flags:
-    """Return a flag per row: whether it lives and `wanted` allows the number of its document."""
-    numbers = view.numbers[: view.size]
-    allowed = wanted[np.minimum(numbers, len(wanted) - 1)] & (numbers < len(wanted))
-    allowed &= view.live[: view.size]
-    return allowed
-
-
-def exact_plan(queries: int, k: int, size: int, allowed: Flags | None) -> EffortPlan:
+def exact_plan(queries: int, k: int, size: int, allowed: AllowedRows | None) -> EffortPlan:
     """Return the plan of comparing a batch with the allowed ones of `size` rows; None allows all."""
     if allowed is None:
         return EffortPlan("exact", "exact", (size, size * queries, k * queries))
-    return filtered_plan(queries, k, size, int(np.count_nonzero(allowed)))
+    return filtered_plan(queries, k, size, allowed.count)
 
 
 def filtered_plan(queries: int, k: int, size: int, matching: int) -> EffortPlan:
@@ -142,15 +136,19 @@ def compare(
     metric: Metric,
     *,
     dead: int,
-    allowed: Flags | None,
+    allowed: AllowedRows | None,
     plan: EffortPlan,
     path: Path,
 ) -> Neighbours:
     """Compare queries with the allowed rows of a view, and count them under a path."""
     metrics.BY_PATH[path].inc(len(queries))
     if allowed is None and dead:
-        allowed = view.live[: view.size].copy()
-    found, scores = exact.top_k(queries, view.matrix[: view.size], k, metric, allowed)
+        allowed = AllowedRows(view.live[: view.size].copy())
+    flags = None if allowed is None else allowed.flags
+    names: Ints | None = None
+    if allowed is not None and exact.rows_read(view.size, allowed.count) < view.size:
+        names = allowed.numbers
+    found, scores = exact.top_k(queries, view.matrix[: view.size], k, metric, flags, names)
     return Neighbours(view.labels[found], scores, plan, path)
 
 

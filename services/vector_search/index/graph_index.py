@@ -14,8 +14,8 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search import metrics
 from services.vector_search.index import exact, recall_ladder, search_path
+from services.vector_search.index.allowed_rows import AllowedRows, AllowedRowsCache
 from services.vector_search.index.exact_index import (
-    allowed_rows,
     compare,
     exact_plan,
     filtered_plan,
@@ -49,7 +49,7 @@ class _Moment(NamedTuple):
     dead: int
     graph: SearchGraph | None
     covered: int
-    allowed: Flags | None
+    allowed: AllowedRows | None
     matching: int | None
 
 
@@ -60,6 +60,7 @@ class GraphIndex:
 
     def __init__(self, state: IndexState, metric: Metric, *, threads: int, clock: Clock) -> None:
         self._state, self._metric, self._threads = state, metric, threads
+        self._allowed = AllowedRowsCache()
         self._recall = RecallAudit(state.followed)
         self._ladder = recall_ladder.RecallLadder()
         self._maintenance = IndexMaintenance(
@@ -140,7 +141,8 @@ class GraphIndex:
 
     def matching(self, wanted: Flags) -> int:
         """Return how many live rows a filter allows."""
-        return int(np.count_nonzero(allowed_rows(self._state.view.rows.view, wanted)))
+        rows = self._state.view.rows
+        return self._allowed.of(rows, rows.view, wanted).count
 
     def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the plan of each ef of the ladder for a batch of so many queries."""
@@ -191,9 +193,8 @@ class GraphIndex:
         searched, covered = state.graph, state.indexed
         if wanted is None:
             return _Moment(view, state.rows.dead, searched, covered, None, None)
-        allowed = allowed_rows(view, wanted)
-        matching = int(np.count_nonzero(allowed))
-        return _Moment(view, state.rows.dead, searched, covered, allowed, matching)
+        allowed = self._allowed.of(state.rows, view, wanted)
+        return _Moment(view, state.rows.dead, searched, covered, allowed, allowed.count)
 
     def _plans(self, moment: _Moment, queries: int, k: int) -> list[EffortPlan]:
         if moment.graph is None:
@@ -214,6 +215,7 @@ class GraphIndex:
             live=size - moment.dead,
             indexed=moment.covered if graph is not None else 0,
             matching=matching,
+            queries=queries,
             k=k,
             ef=ef if isinstance(ef, int) else 0,
             exact=ef == "exact",
@@ -261,7 +263,7 @@ class GraphIndex:
         view, indexed, allowed = moment.view, moment.covered, moment.allowed
         metrics.BY_PATH[plan.path].inc(len(queries))
         fetch = max(way.fetch, k)
-        keep = view.live if allowed is None else allowed
+        keep = view.live if allowed is None else allowed.flags
         counted = allowed is not None or not isinstance(graph, Graph)
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         beam = _asked(plan, graph) if allowed is None else way.beam
@@ -279,9 +281,9 @@ class GraphIndex:
                 break
             if fetch >= way.limit or found.shape[1] < fetch:
                 metrics.SLOW_PATHS.inc(len(queries))
-                mask = keep[: view.size].copy()
+                rest = AllowedRows(keep[: view.size].copy()) if allowed is None else allowed
                 return compare(
-                    queries, view, k, self._metric, dead=1, allowed=mask, plan=plan, path="scan"
+                    queries, view, k, self._metric, dead=1, allowed=rest, plan=plan, path="scan"
                 )
             fetch = min(fetch * search_path.GROWTH, max(way.limit, 1))
         if view.size > indexed:

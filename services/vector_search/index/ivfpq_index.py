@@ -16,8 +16,8 @@ import numpy as np
 from common.clock import Clock
 from services.vector_search import metrics
 from services.vector_search.index import exact
+from services.vector_search.index.allowed_rows import AllowedRows, AllowedRowsCache
 from services.vector_search.index.exact_index import (
-    allowed_rows,
     compare,
     exact_plan,
     filtered_plan,
@@ -61,7 +61,7 @@ class _Instant(NamedTuple):
     view: RowsView
     dead: int
     lists: InvertedLists | None
-    allowed: Flags | None
+    allowed: AllowedRows | None
     matching: int | None
 
 
@@ -82,6 +82,7 @@ class IvfpqIndex:
         training_room: Callable[[], int | None],
     ) -> None:
         self._state, self._metric, self._threads = state, metric, threads
+        self._allowed = AllowedRowsCache()
         self._recall = ListsRecall(threads, state.followed)
         self._maintenance = ListsMaintenance(
             state,
@@ -168,7 +169,8 @@ class IvfpqIndex:
 
     def matching(self, wanted: Flags) -> int:
         """Return how many live rows a filter allows."""
-        return int(np.count_nonzero(allowed_rows(self._state.view.rows.view, wanted)))
+        rows = self._state.view.rows
+        return self._allowed.of(rows, rows.view, wanted).count
 
     def plans(self, queries: int, k: int, wanted: Flags | None = None) -> list[EffortPlan]:
         """Return the plan of each number of lists for a batch of so many queries."""
@@ -217,9 +219,8 @@ class IvfpqIndex:
         view = state.rows.view
         if wanted is None:
             return _Instant(view, state.rows.dead, state.lists, None, None)
-        allowed = allowed_rows(view, wanted)
-        matching = int(np.count_nonzero(allowed))
-        return _Instant(view, state.rows.dead, state.lists, allowed, matching)
+        allowed = self._allowed.of(state.rows, view, wanted)
+        return _Instant(view, state.rows.dead, state.lists, allowed, allowed.count)
 
     def _plans(self, instant: _Instant, queries: int, k: int) -> list[EffortPlan]:
         if instant.lists is None:
@@ -271,7 +272,7 @@ class IvfpqIndex:
     ) -> Neighbours:
         """Read the nearest lists, more and more until enough is found, and compare the rows that are in none."""
         view, covered = instant.view, lists.covered
-        keep = view.live if instant.allowed is None else instant.allowed
+        keep = view.live if instant.allowed is None else instant.allowed.flags
         found, probes = self._enough(queries, k, view, keep, lists, way)
         scanned = partial(lists.scanned, queries, probes)
         read = plan, plan.path, probes, lists.quantizer.version, scanned

@@ -71,6 +71,9 @@ class VectorRows:
     def __init__(self, dimension: int, capacity: int = 1024, directory: Path | None = None) -> None:
         self.dimension = dimension
         self.dead = 0
+        self.changes = (
+            0  # how often rows of a view have died or come to life: its arrays are the same ones
+        )
         self._directory = directory
         self._file: RowsFile | None = None
         self.view = RowsView(
@@ -130,6 +133,7 @@ class VectorRows:
         view = self.view
         view.matrix[rows], view.numbers[rows], view.live[rows] = vectors, numbers, True
         self.dead -= len(rows)
+        self.changes += 1
 
     def _room(self, needed: int) -> RowsView:
         view = self.view
@@ -159,4 +163,7 @@ class VectorRows:
         rows = rows[np.isin(view.labels[rows], labels) & view.live[rows]]
         view.live[rows] = False
         self.dead += len(rows)
+        self.changes += (
+            1  # last: who reads it before may have missed the change, who reads it now has not
+        )
         return rows

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-# Comparing one row gathered, and keeping one candidate in the graph.
+# Gathering one row and comparing it, comparing a gathered row with one more query, keeping one candidate in the graph.
 GATHERED_ROW_S = 1.5e-7
-CANDIDATE_S = 3e-6
+COMPARED_ROW_S = 7e-9
+CANDIDATE_S = 1.8e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
@@ -65,13 +66,16 @@ def room(*, indexed: int, behind: int, tuned_at: int) -> int:
 
 
 def choose(
-    *, live: int, indexed: int, matching: int | None, k: int, ef: int, exact: bool
+    *, live: int, indexed: int, matching: int | None, queries: int, k: int, ef: int, exact: bool
 ) -> SearchPath:
-    """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter)."""
+    """Choose from the live rows, those in the graph, and the rows a filter matches (None: no filter).
+
+    The `queries` of a batch share a filter, so its rows are gathered once for all of them.
+    """
     graph = indexed > 0 and not exact
     if matching is None:
         return SearchPath("graph", k, live, max(ef, k)) if graph else SearchPath("exact", 0, 0, 0)
-    scan_s = matching * GATHERED_ROW_S
+    scan_s = matching * (COMPARED_ROW_S + (GATHERED_ROW_S - COMPARED_ROW_S) / max(queries, 1))
     # ef finds the first k; with a filter they are among the first `depth` rows, which takes as many candidates more.
     depth = math.ceil(k * live / max(matching, 1))
     fetch = math.ceil(MARGIN * k * live / max(matching, 1)) + k

@@ -7,7 +7,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.vector_search.index.search_path import CANDIDATE_S, GATHERED_ROW_S, choose
+from services.vector_search.index.search_path import (
+    CANDIDATE_S,
+    COMPARED_ROW_S,
+    GATHERED_ROW_S,
+    choose,
+)
 
 
 @given(st.data())
@@ -18,10 +23,14 @@ def test_a_filter_widens_the_beam_by_the_rows_among_which_its_results_are(
     live = data.draw(st.integers(1, 5_000_000))
     matching = data.draw(st.integers(0, live))
     k, ef = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 2048))
+    queries = data.draw(st.integers(1, 300))
 
-    way = choose(live=live, indexed=live, matching=matching, k=k, ef=ef, exact=False)
+    way = choose(
+        live=live, indexed=live, matching=matching, queries=queries, k=k, ef=ef, exact=False
+    )
 
-    depth, dearer = k * live / max(matching, 1), matching * GATHERED_ROW_S / CANDIDATE_S
+    row_s = COMPARED_ROW_S + (GATHERED_ROW_S - COMPARED_ROW_S) / queries
+    depth, dearer = k * live / max(matching, 1), matching * row_s / CANDIDATE_S
     if way.way == "filtered-exact":
         assert matching <= k or max(depth + ef, 2 * depth + k) + 2 >= min(dearer, live) - 1
         return
@@ -30,11 +39,29 @@ def test_a_filter_widens_the_beam_by_the_rows_among_which_its_results_are(
     assert way.beam < way.limit <= min(dearer + 1, live)
 
 
+@given(st.integers(1, 5_000_000), st.data())
+def test_many_queries_share_a_scan(live: int, data: st.DataObject) -> None:
+    """What one query compares, a batch compares as well; and no graph is walked further for more queries."""
+    matching, k = data.draw(st.integers(0, live)), data.draw(st.integers(1, 200))
+    few, more = sorted(data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300))))
+    one, many = (
+        choose(live=live, indexed=live, matching=matching, queries=queries, k=k, ef=64, exact=False)
+        for queries in (few, more)
+    )
+    if one.way == "filtered-exact":
+        assert many.way == "filtered-exact"
+    elif many.way == "filtered-graph":
+        assert (many.fetch, many.beam) == (one.fetch, one.beam)
+        assert many.limit <= one.limit
+
+
 @given(st.integers(1, 1_000_000), st.integers(1, 500), st.integers(1, 2048))
 def test_without_a_filter_the_beam_is_ef(live: int, k: int, ef: int) -> None:
     """A graph is asked for k with its own ef; without a graph, or exactly, every row is compared."""
-    way = choose(live=live, indexed=live, matching=None, k=k, ef=ef, exact=False)
+    way = choose(live=live, indexed=live, matching=None, queries=1, k=k, ef=ef, exact=False)
     assert (way.way, way.fetch, way.beam) == ("graph", k, max(ef, k))
     for indexed, exact in ((0, False), (live, True)):
-        found = choose(live=live, indexed=indexed, matching=None, k=k, ef=ef, exact=exact)
+        found = choose(
+            live=live, indexed=indexed, matching=None, queries=1, k=k, ef=ef, exact=exact
+        )
         assert found.way == "exact"
