@@ -336,11 +336,24 @@ WORDS = ("missed", "undecided", "must", "goal")
 
 
 def reached(cell: ServersCell) -> str:
-    """Return the level that a cell reaches against all rivals that are exact enough; missed where ours is not."""
+    """Return the level that a cell reaches against the rivals that decide it; missed where ours is not exact enough."""
     if cell.sides[OURS].recall < RECALL:
         return WORDS[0]
-    rivals = equals(cell)
-    return min((word_of(cell, name) for name in rivals), key=WORDS.index, default="not measured")
+    return min(
+        (word_of(cell, name) for name in judged(cell)), key=WORDS.index, default="not measured"
+    )
+
+
+def judged(cell: ServersCell) -> list[str]:
+    """Return the rivals that decide a cell: the best one; of single queries the best that speaks HTTP, and pgvector.
+
+    Whoever beats the best HTTP server beats a pgvector that is slower.
+    """
+    best, rivals = best_rival(cell), equals(cell)
+    if cell.load == MANY.name or best != PGVECTOR:
+        return [best] if best else []
+    http = [name for name in rivals if name != PGVECTOR]
+    return [PGVECTOR, *sorted(http, key=cell.rounds.median)[-1:]]
 
 
 def equals(cell: ServersCell) -> list[str]:

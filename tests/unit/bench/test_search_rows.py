@@ -50,6 +50,7 @@ from bench.suites.v1_servers import (
     Tried,
     best_rival,
     candidates,
+    judged,
     reached,
 )
 from bench.workloads import search_sets, texts, vectors
@@ -216,6 +217,15 @@ def _cell(load: str, rivals: dict[str, float], ours: float = 2.0) -> ServersCell
 def test_level_of_a_cell(load: str, rates: dict[str, float], word: str) -> None:
     """Four times (must: twice) the best at many queries a request; elsewhere all of them, or 0.4 of pgvector."""
     assert reached(_cell(load, rates)) == word
+
+
+def test_who_decides_a_cell() -> None:
+    """The best one alone; where that is pgvector, the best HTTP server beside it, except for many queries a request."""
+    rates = {PGVECTOR: 3.0, "chroma": 1.0, "lancedb": 0.5}
+    assert judged(_cell(MANY.name, rates)) == [PGVECTOR]
+    assert judged(_cell("1 in flight", rates)) == [PGVECTOR, "chroma"]
+    assert judged(_cell("1 in flight", rates | {"chroma": 3.5})) == ["chroma"]
+    assert judged(_cell("1 in flight", {})) == []
 
 
 def test_recall_below_what_is_asked_counts_for_nobody() -> None:
