@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.native import library
-from engine.kernels.sources import DECODER, ENCODER, HOST_CHANNEL, MEMORY
+from engine.kernels.sources import CHECKSUMS, DECODER, ENCODER, HOST_CHANNEL, MEMORY
 from services.vector_search.index.native.sources import (
     SCAN_LISTS,
     SCAN_LISTS_AVX2,
@@ -27,6 +27,7 @@ SOURCES = (
     *DECODER,
     *HOST_CHANNEL,
     *MEMORY,
+    *CHECKSUMS,
     TRAVERSE,
     SELECTION,
     SCAN_LISTS,
@@ -41,10 +42,10 @@ FOUND = """
 import os, sys
 from pathlib import Path
 from common.native import finder, library
-from engine.kernels.sources import DECODER, ENCODER, HOST_CHANNEL, MEMORY
+from engine.kernels.sources import CHECKSUMS, DECODER, ENCODER, HOST_CHANNEL, MEMORY
 from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2, SELECTION, TRAVERSE
 assert library.compiler() is None
-for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2):
+for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, *CHECKSUMS, TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2):
     print(finder.find(source) or library.brought(source))
 from cli import chat_model, handbook
 print(chat_model.shipped() / "model.safetensors")
