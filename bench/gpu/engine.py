@@ -25,7 +25,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from bench.gpu import shapes
-from bench.gpu.chat import AGAIN, STEP_TOKENS, Burst, prompts
+from bench.gpu.chat import STEP_TOKENS, Burst, prompts
 from bench.gpu.record import Record, arguments
 from common.pages.identity import PAGE
 from engine.decoder.executor.torch_executor import StepRows, TorchExecutor
@@ -188,10 +188,7 @@ def main(argv: list[str] | None = None) -> int:
                 limits = record.cells["peak"]
                 record.fill(name, partial(decode, runner, streams, limits, args.tiny))
     show(record.cells)
-    if record.left:
-        print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
-        return AGAIN
-    return 0
+    return record.status()
 
 
 if __name__ == "__main__":

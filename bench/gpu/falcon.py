@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu.chat import AGAIN
-from bench.gpu.record import Record, arguments
+from bench.gpu.record import AGAIN, Record, arguments
 from bench.workloads import walk_graph
 from bench.workloads.vectors import recall
 
@@ -195,10 +194,7 @@ def main(argv: list[str] | None = None) -> int:
                     name, partial(measure, walks, queries, made.truth, pair, batch, tiny=args.tiny)
                 )
     show(record.cells)
-    if record.left:
-        print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
-        return AGAIN
-    return 0
+    return record.status()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from bench.gpu.chat import AGAIN
 from bench.gpu.embeddings import make_model
 from bench.gpu.record import Record, arguments
 from bench.mesh.proc import free_port
@@ -228,10 +227,7 @@ def main(argv: list[str] | None = None) -> int:
             finally:
                 instance.stop()
     show(record.cells)
-    if record.left:
-        print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
-        return AGAIN
-    return 0
+    return record.status()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from bench.engine import home_runs
 from bench.engine.exactness import EXCUSED
 from bench.engine.home_serving import HomeServed, HomeService, serve
 from bench.gpu import shapes
-from bench.gpu.chat import AGAIN, prompts
+from bench.gpu.chat import prompts
 from bench.gpu.record import Record, arguments
 from bench.simulation.rooflines import (
     A10G,
@@ -392,10 +392,7 @@ def main(argv: list[str] | None = None) -> int:
             finally:
                 server.executor.close()
     show(record.cells)
-    if record.left:
-        print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
-        return AGAIN
-    return 0 if all(cell.get("met", True) for cell in record.cells.values()) else 1
+    return record.status()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 
 from bench.engine.tiered import Tiered
 from bench.gpu import shapes
-from bench.gpu.chat import AGAIN
 from bench.gpu.engine import gathered, timed
 from bench.gpu.record import Record, arguments
 from common.config import WorkerConfig
@@ -177,10 +176,7 @@ def main(argv: list[str] | None = None) -> int:
                 record.fill(name, partial(measure, runner, tokens, args.tiny))
             del runner
     show(record.cells)
-    if record.left:
-        print(f"{record.left} cells are left: run the same command again", file=sys.stderr)
-        return AGAIN
-    return 0
+    return record.status()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ import datetime as dt
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+AGAIN = 3  # exit status of a check whose minutes left cells for another run
 
 
 class Record:
@@ -57,6 +60,13 @@ class Record:
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
         fresh.replace(self._path)
+
+    def status(self) -> int:
+        """Return a check's exit status: AGAIN, and say so, if cells are left; 1 if one is not exact; else 0."""
+        if self.left:
+            print(f"{self.left} cells are left: run the same command again", file=sys.stderr)
+            return AGAIN
+        return 0 if all(cell.get("met", True) for cell in self.cells.values()) else 1
 
 
 def arguments(

@@ -30,7 +30,6 @@ from engine.models.encoders.encoder import Encoder
 LENGTH = 75
 LENGTHS = (75, 256, 500)
 OBJECTIVES = (1.0, 2.0)
-AGAIN = 3  # exit status when cells are left
 MOST = 20_000
 
 
@@ -168,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(
             f"{name:24} {deep:6d} + {cell['together']:4d}  gain {gain:5.1f} %  r2 {cell['accelerator']['r2']:.4f}"
         )
-    return AGAIN if record.left else 0
+    return record.status()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from common import log
 from common.native import library
 from common.native.library import KernelSource
+from common.native.openmp import open_openmp
 
 _log = log.get("ml")
 
@@ -27,6 +30,20 @@ def find(source: KernelSource, directory: Path | None = None) -> Path | None:
             continue
         if path is not None:
             return path
+    return None
+
+
+def open_first(builds: Iterable[KernelSource]) -> ctypes.CDLL | None:
+    """Open the first build that this machine can have and run, sharing torch's OpenMP; None if there is none."""
+    for source in builds:
+        path = find(source)
+        if path is None:
+            continue
+        try:
+            open_openmp()
+            return ctypes.CDLL(str(path))
+        except OSError:
+            continue
     return None
 
 

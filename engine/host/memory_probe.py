@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.native.finder import find
-from common.native.openmp import open_openmp
+from common.native.finder import open_first
 from common.transport.memory_segment import MemorySegment, PageKind
 from engine.kernels.sources import MEMORY
 
@@ -47,16 +46,8 @@ def measure_memory(threads: int, size: int = BYTES) -> HostMemory | None:
 
 
 def _load() -> ctypes.CDLL | None:
-    for source in MEMORY:
-        path = find(source)
-        if path is None:
-            continue
-        try:
-            open_openmp()
-            functions = ctypes.CDLL(str(path))
-        except OSError:
-            continue
+    functions = open_first(MEMORY)
+    if functions is not None:
         functions.spillway_memory_latency.restype = ctypes.c_double
         functions.spillway_memory_bandwidth.restype = ctypes.c_double
-        return functions
-    return None
+    return functions

@@ -9,8 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from common.native.finder import find
-from common.native.openmp import open_openmp
+from common.native.finder import open_first
 from engine.kernels.sources import CHECKSUMS
 
 _SHORTEST = 241  # bytes: XXH3 hashes shorter pieces in other ways, which the kernel lacks
@@ -41,13 +40,4 @@ def checksums(
 
 @cache
 def _kernel() -> ctypes.CDLL | None:
-    for source in CHECKSUMS:
-        path = find(source)
-        if path is None:
-            continue
-        try:
-            open_openmp()
-            return ctypes.CDLL(str(path))
-        except OSError:
-            continue
-    return None
+    return open_first(CHECKSUMS)

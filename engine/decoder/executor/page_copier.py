@@ -28,9 +28,7 @@ _log = log.get("engine")
 KINDS = ("load", "save", "get", "put")
 T = TypeVar("T")
 _WEIGHT = 0.2  # weight of the latest copy in the mean seconds of a copy
-_CACHED = (
-    8  # pages that are compared, then copied: so many stay in the processor's cache in between
-)
+_CACHED = 8  # pages that are copied, then compared: so many stay in the processor's cache
 _THREADS = 4  # that make checksums where the CPU does not compute steps
 
 
@@ -267,24 +265,17 @@ class TorchPageCopier:
         Damaged bytes could contain NaN, which would fail the step before the damage is known, and stay in the page.
         """
         there, here = self._device[group], self._host[group]
-        if self._cuda:  # all pages at once, while this thread compares their checksums
-            sources, targets = [move.source for move in moves], [move.target for move in moves]
-            copy_pages(here, sources, at, there, targets, at)
         unsound, step = [], max(1, len(moves)) if self._cuda else _CACHED
         for first in range(0, len(moves), step):
             some = moves[first : first + step]
-            pages = np.array([move.source for move in some])
-            sound = self._checksums(group, pages, at) == self._sums[group][pages, at]
-            for move, whole in zip(some, sound.tolist(), strict=True):
-                if not whole:
-                    there.data[move.target, at].zero_()
-                    unsound.append(move)
-                elif self._cuda:
-                    continue
-                elif there.packed == here.packed:
-                    there.data[move.target, at].copy_(here.data[move.source, at])
-                else:
-                    there.store(move.target, at, here.form(here.data[move.source, at]))
+            sources, targets = [move.source for move in some], [move.target for move in some]
+            copy_pages(
+                here, sources, at, there, targets, at
+            )  # a device copies while this thread compares
+            sound = self._checksums(group, np.array(sources), at) == self._sums[group][sources, at]
+            unsound += [move for move, whole in zip(some, sound.tolist(), strict=True) if not whole]
+        for move in unsound:
+            there.data[move.target, at].zero_()
         return unsound
 
     def _checksums(

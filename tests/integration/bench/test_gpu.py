@@ -11,6 +11,7 @@ import torch
 
 from bench.engine import exactness
 from bench.gpu import chat, engine, falcon, mesh, neo, pensieve, shapes, windve
+from bench.gpu.record import AGAIN
 from bench.simulation.delayed_traversal import ExactVisited, traverse
 from bench.workloads import walk_graph
 from engine.decoder.executor.torch_executor import TorchExecutor
@@ -27,7 +28,7 @@ def test_rehearsal_fills_every_cell_and_resumes(
     """No minutes measure nothing; then every cell is there with its figures, and none is measured twice."""
     path = tmp_path / "chat.json"
 
-    assert _run(path, "--minutes", "0") == chat.AGAIN
+    assert _run(path, "--minutes", "0") == AGAIN
     assert _run(path, "--minutes", "5") == 0
     found = json.loads(path.read_text())
     cells = found["cells"]
@@ -52,7 +53,7 @@ def test_engine_rehearsal_fills_every_cell(tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     words = ["--device", "cpu", "--tiny", "--json", str(path)]
 
-    assert engine.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert engine.main([*words, "--minutes", "0"]) == AGAIN
     assert engine.main(words) == 0
     cells = json.loads(path.read_text())["cells"]
     assert {name.split("/")[0] for name in cells} == {"peak", "attention", "decode"}
@@ -71,7 +72,7 @@ def test_pensieve_rehearsal_fills_every_cell(tmp_path: Path) -> None:
     path = tmp_path / "pensieve.json"
     words = ["--device", "cpu", "--tiny", "--json", str(path)]
 
-    assert pensieve.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert pensieve.main([*words, "--minutes", "0"]) == AGAIN
     assert pensieve.main(words) == 0
     cells = json.loads(path.read_text())["cells"]
     assert {name.split("/")[0] for name in cells} == {"warm", "overlap", "attention"}
@@ -91,7 +92,7 @@ def test_neo_rehearsal_serves_every_mode_exactly(
     path = tmp_path / "neo.json"
     words = ["--device", "cpu", "--tiny", "--json", str(path)]
 
-    assert neo.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert neo.main([*words, "--minutes", "0"]) == AGAIN
     assert neo.main(words) == 0
     cells = json.loads(path.read_text())["cells"]
     assert {name.split("/")[0] for name in cells} == {"exact", "costs", "serve"}
@@ -166,7 +167,7 @@ def test_windve_rehearsal(tmp_path: Path) -> None:
     path = tmp_path / "windve.json"
     words = ["--device", "cpu", "--tiny", "--json", str(path)]
 
-    assert windve.main([*words, "--minutes", "0"]) == windve.AGAIN
+    assert windve.main([*words, "--minutes", "0"]) == AGAIN
     assert windve.main([*words, "--minutes", "5"]) == 0
     cells = json.loads(path.read_text())["cells"]
     assert len(cells) >= 2
@@ -187,7 +188,7 @@ def test_falcon_rehearsal_walks_by_the_rule(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--tiny", "--json", str(path)]
     if kernel() is None:
         pytest.skip("no AVX512-VNNI or no compiler here")
-    assert falcon.main([*words, "--minutes", "0"]) == chat.AGAIN
+    assert falcon.main([*words, "--minutes", "0"]) == AGAIN
     assert falcon.main(words) == 0
     cells = json.loads(path.read_text())["cells"]
     assert all(cell["recall"] >= 0.9 and cell["rounds"] > 0 for cell in cells.values())
