@@ -40,7 +40,9 @@ class AllowedRowsCache:
 
     def of(self, rows: VectorRows, view: RowsView, wanted: Flags) -> AllowedRows:
         """Return the live rows of a view of `rows` that a filter allows; `wanted` is a flag per document number."""
-        changes = rows.changes  # before the flags: those of a row that dies meanwhile are not kept
+        changes = (
+            rows.changes
+        )  # read before the flags: those of a row that dies meanwhile are not used again
         for kept in self._kept:
             if kept.view is view and kept.changes == changes and kept.wanted is wanted:
                 return kept.allowed
