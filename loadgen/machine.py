@@ -25,3 +25,9 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def processor() -> str:
+    """Return the CPU's name, family and model, and how many cores this process has, in words."""
+    found = machine()
+    return f"{found['cpu']} (family {found['family']}, model {found['model']}), {found['cores']} cores"

@@ -56,6 +56,7 @@ from bench.workloads import search_sets
 from bench.workloads.search_sets import TUNING, SearchSet, SetShape, name_of
 from bench.workloads.vectors import TEST, Rows
 from loadgen import stats
+from loadgen.machine import processor
 from services.vector_search.index.index import Index
 
 # The set of which nothing is near anything, then those that servers are asked, but the small one.
@@ -98,6 +99,7 @@ class ProcessCell(msgspec.Struct):
     rounds: Rounds
     sides: dict[str, Found]
     commit: str = ""
+    processor: str = ""
 
 
 class ProcessKept(msgspec.Struct):
@@ -293,7 +295,7 @@ async def _cell(
         await rate(name)
     count = rounds_within(CELL_S, time.monotonic() - began, options.rounds(ROUNDS, 3))
     measured = await measure_rounds({name: partial(rate, name) for name in sides}, rounds=count)
-    return ProcessCell(rows.name, way.name, measured, sides, origin().commit)
+    return ProcessCell(rows.name, way.name, measured, sides, origin().commit, processor())
 
 
 # -- what is reached

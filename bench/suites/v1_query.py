@@ -23,6 +23,7 @@ from bench.workloads import search_sets
 from bench.workloads.search_sets import K, SearchSet, search_set
 from bench.workloads.vectors import Rows
 from loadgen import arrivals, stats
+from loadgen.machine import processor
 from services.vector_search.index.index import Index
 
 RATE = 50.0
@@ -39,6 +40,7 @@ class QueryFound(msgspec.Struct):
     hops: Times
     cpu_s: dict[str, float]
     commit: str = ""
+    processor: str = ""
 
 
 def measure(index_of: Any, options: BenchOptions, folder: Path) -> QueryFound:
@@ -76,7 +78,7 @@ async def _measure(
     return QueryFound(
         rows.name, _alone(index, rows.queries, effort), [done - sent for sent, done in apart],
         steady.latencies, search_hops.measure(marked, moments), used,
-        origin().commit,
+        origin().commit, processor(),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from bench.workloads.search_sets import BOUNDS, BUCKETS, SearchSet, SetShape, na
 from bench.workloads.texts import NoTextsError
 from loadgen import stats
 from loadgen.loop import LoadLoop
+from loadgen.machine import processor
 
 OURS, PGVECTOR = "ours", "pgvector"
 RIVALS = (PGVECTOR, CHROMA, LANCEDB, MILVUS_LITE)
@@ -90,6 +91,7 @@ class ServersCell(msgspec.Struct):
     sides: dict[str, Served]
     loadgen_cpu: float = 0.0  # its share of one core
     commit: str = ""
+    processor: str = ""
 
 
 class ServersKept(msgspec.Struct):
@@ -293,7 +295,8 @@ async def _cell(
         )
         for name, server in servers.items()
     }  # fmt: skip
-    return ServersCell(rows.name, load.name, passes(bound), measured, sides, share, origin().commit)
+    made = (origin().commit, processor())
+    return ServersCell(rows.name, load.name, passes(bound), measured, sides, share, *made)
 
 
 async def _compared(

@@ -369,6 +369,18 @@ def test_v1_tables_verdicts_and_figures_agree() -> None:
     assert body.rivals[len(BUILDS)].best == {"clustered, 50k x 128, passes all:": "ef 10"}
 
 
+def test_parts_of_two_processors_are_told_apart() -> None:
+    """A note names each processor with its sets; there is none where one processor measured everything."""
+    kept = _kept()
+    assert v1.processors(kept) == []
+
+    for cell in kept.servers.cells.values():
+        cell.processor = "another"
+    set_name = next(iter(kept.servers.cells.values())).set
+    assert f"On another: (b) {set_name}." in v1.processors(kept)
+    assert len(v1.processors(kept)) == 2
+
+
 def test_v1_without_a_rival_says_so() -> None:
     """Nothing measured has no verdict; who is not set up stands with the reason."""
     kept = v1.SearchKept()
