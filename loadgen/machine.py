@@ -30,4 +30,6 @@ def machine() -> dict[str, Any]:
 def processor() -> str:
     """Return the CPU's name, family and model, and how many cores this process has, in words."""
     found = machine()
-    return f"{found['cpu']} (family {found['family']}, model {found['model']}), {found['cores']} cores"
+    return (
+        f"{found['cpu']} (family {found['family']}, model {found['model']}), {found['cores']} cores"
+    )
