@@ -74,6 +74,11 @@ class EngineProcess:
         assert self._process is not None
         return proc.tree_rss_bytes(self._process.pid)
 
+    def own_bytes(self) -> int:
+        """Return the resident bytes of the process that are not pages of files."""
+        assert self._process is not None
+        return proc.own_bytes(self._process.pid)
+
     def side(self, what: str, work: Mapping[str, int]) -> Side:
         """Return the same piece of work as one side of pairs."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -59,16 +60,19 @@ from loadgen import stats
 from loadgen.machine import processor
 from services.vector_search.index.index import Index
 
-# The set of which nothing is near anything, then those that servers are asked, but the small one.
+# The set of which nothing is near anything, then those that servers are asked, but the small one, then the large one.
 SHAPES = (
     search_sets.GAUSSIAN,
     *sorted(search_sets.SHAPES[1:], key=lambda shape: shape.rows),
+    search_sets.LARGE,
 )
 SCRIPT = str(ROOT / "bench" / "rivals" / "vector_library.py")
 LARGEST = 500_000  # rows; of more there are fewer builds, since each takes minutes
 LARGE_BUILDS = {
     HNSWLIB: ("m24", "m32"), FAISS: ("hnsw32", "ivf-pq"), USEARCH: ("bf16-m32", "i8-m32"), SVS: ("float16-r64",),
 }  # fmt: skip
+WIDEST_BYTES = 1 << 32  # of rows; of more hnswlib alone is asked, with one build, which takes long
+WIDEST_BUILDS = {HNSWLIB: ("m16",)}
 PAUSE_S = 0.05  # the threads of the side before may spin for so long
 REPEATS = 3  # of a candidate's searches; the best counts
 
@@ -85,14 +89,15 @@ WAYS = (Asked("one at a time", 1, 500), Asked("256 at once", BATCH, 4 * BATCH))
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One side of a cell: its setting and its recall on the queries that are measured."""
+    """One side of a cell: its setting, its recall on the queries that are measured, and its process' own bytes."""
 
     setting: dict[str, Any]
     recall: float
+    own_bytes: int = 0
 
 
 class ProcessCell(msgspec.Struct):
-    """All sides on one data set, asked in one way."""
+    """All sides on one data set, asked in one way; `peak_bytes` is the most our process had of its own as it built."""
 
     set: str
     way: str
@@ -100,6 +105,7 @@ class ProcessCell(msgspec.Struct):
     sides: dict[str, Found]
     commit: str = ""
     processor: str = ""
+    peak_bytes: int = 0
 
 
 class ProcessKept(msgspec.Struct):
@@ -139,11 +145,13 @@ async def measure(partly: Partial[Any], found: ProcessKept, options: BenchOption
             continue
         async with contextlib.AsyncExitStack() as stack:
             libraries = await _libraries(stack, rows, found, options)
-            index = build(rows.base)
+            with proc.own_peak() as peak:
+                index = build(rows.base)
             for number, way in enumerate(todo):
                 if number and not partly.begins():
                     continue
                 cell = await _cell(index, libraries, rows, way, found, options)
+                cell.peak_bytes = peak[0]
                 found.cells[cell_name(shape, way)] = cell
                 print(f"{cell_name(shape, way)}: {rates(cell.rounds, cell.sides)}", flush=True)
                 partly.save()
@@ -170,6 +178,8 @@ async def _libraries(
     """Start every library that is set up, its indexes built where they are not; only one works at a time."""
     started = {}
     for library in BUILDS:
+        if not builds(library, rows.shape, options):
+            continue
         python = environments.python(library, options.setup_dir)
         if python is None:
             found.absent[library] = f"{library} is not set up"
@@ -206,6 +216,8 @@ def builds(library: str, shape: SetShape, options: BenchOptions) -> Sequence[str
     """Return what is built: in a smoke run the first alone, of very many rows a few."""
     if options.quick:
         return tuple(BUILDS[library])[:1]
+    if 4 * shape.rows * shape.dimension > WIDEST_BYTES:
+        return WIDEST_BUILDS.get(library, ())
     return LARGE_BUILDS[library] if shape.rows > LARGEST else tuple(BUILDS[library])
 
 
@@ -268,7 +280,8 @@ async def _cell(
 
     goal = max(RECALL, recall_of(search, rows.tuning, rows.truth(None, tuning=True)))
     effort = {"ef": index.now.stats().effort}
-    sides = {OURS: Found(effort, recall_of(search, rows.queries, rows.truth(None)))}
+    own = proc.own_bytes(os.getpid())
+    sides = {OURS: Found(effort, recall_of(search, rows.queries, rows.truth(None)), own)}
     for name, process in libraries.items():
         tried = await tuned(process, name, rows, goal, options)
         found.tried[f"{rows.name}/{name}"] = tried
@@ -277,7 +290,7 @@ async def _cell(
         best = max(compared, key=lambda each: each.per_s).setting
         await process.ask("use", setting=best)
         answer = await process.answer("recall", start=TUNING, count=TEST)
-        sides[name] = Found(best, answer["recall"])
+        sides[name] = Found(best, answer["recall"], process.own_bytes())
     turns = {name: itertools.count() for name in sides}
 
     async def rate(name: str) -> float:

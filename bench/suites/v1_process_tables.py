@@ -46,10 +46,16 @@ def describe(kept: ProcessKept, body: Body) -> None:
         columns += ["its per s", OF_OTHERS, "rounds (blocks dropped)", "reached"]
         title = "(a) in process, queries a second at equal recall@10 ≥ 0.95"
         body.table(title, columns, [_ratios(cell) for cell in cells])
-        columns = ["data", "queries", "library", "per s", "recall@10", "setting"]
+        columns = ["data", "queries", "library", "per s", "recall@10", "memory (MB)", "setting"]
         body.table("(a) every library", columns, [row for cell in cells for row in _sides(cell)])
         _judge(cells, body)
         body.notes.append(NOTE)
+        peaks = {cell.set: cell.peak_bytes for cell in cells if cell.peak_bytes}
+        if peaks:
+            said = ", ".join(f"{name}: {each / 1e6:,.0f} MB" for name, each in peaks.items())
+            body.notes.append(
+                f"(a) The most memory that our process had of its own as it built: {said}."
+            )
     body.notes += [f"(a) {name} was not measured: {why}" for name, why in kept.absent.items()]
     body.samples["process"] = msgspec.to_builtins(kept)
     for name, version in VERSIONS.items():
@@ -65,7 +71,8 @@ NOTE = (
     "setting is the fastest, as the cell asks and with one or two threads, of those that are the least in their "
     "ladder whose recall on 500 tuning queries, which nobody measures, is 0.95 and at least ours; ours has its "
     "default rule. Of a million rows there are fewer builds: "
-    f"{LARGE}."
+    f"{LARGE}; of more than 4 GiB of rows hnswlib is asked alone, with one. Memory is what a process has of its own, "
+    "without pages of files, as it searches."
 )
 
 
@@ -129,5 +136,6 @@ def _sides(cell: ProcessCell) -> list[list[str]]:
     for name, side in cell.sides.items():
         low = "" if name in counts else " (does not count)"
         speed, recall = f"{cell.rounds.median(name):,.0f}", f"{side.recall:.4f}{low}"
-        rows.append([cell.set, cell.way, name, speed, recall, told(side.setting)])
+        memory = f"{side.own_bytes / 1e6:,.0f}" if side.own_bytes else "-"
+        rows.append([cell.set, cell.way, name, speed, recall, memory, told(side.setting)])
     return rows

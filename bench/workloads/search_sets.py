@@ -40,6 +40,7 @@ SHAPES = (
     SetShape("latent-48", 1_000_000, 96, "latent"),
 )
 GAUSSIAN = SetShape("gaussian", 50_000, 64, "gaussian")  # nothing is near anything
+LARGE = SetShape("clustered", 1_100_000, 1024, "clustered")  # 4.5 GB of rows
 QUICK = SetShape("clustered", 12_000, 128, "clustered")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 TEST = 2000
+PART = 50_000  # rows made at once
 # Characters of one piece of a docstring: a sentence or two.
 PIECE = 160
 
@@ -28,9 +29,12 @@ def unit(rows: Any) -> Rows:
 def clustered(count: int, rng: np.random.Generator, dimension: int = 128) -> Rows:
     """Return 1,000 centres with noise of 0.6: easy."""
     centres = rng.standard_normal((1000, dimension))
-    return unit(
-        centres[rng.integers(0, 1000, count)] + 0.6 * rng.standard_normal((count, dimension))
-    )
+    chosen = rng.integers(0, 1000, count)
+    rows = np.empty((count, dimension), np.float32)
+    for at in range(0, count, PART):  # all at once would need four times the memory
+        part = centres[chosen[at : at + PART]]
+        rows[at : at + PART] = unit(part + 0.6 * rng.standard_normal(part.shape))
+    return rows
 
 
 def latent(count: int, rng: np.random.Generator, dimension: int = 384) -> Rows:

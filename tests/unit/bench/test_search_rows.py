@@ -265,6 +265,24 @@ def test_level_in_process(rates: dict[str, float], words: list[str]) -> None:
     assert [rival.measured for rival in body.rivals] == [name in rates for name in BUILDS]
 
 
+def test_memory_and_builds_of_the_large_set() -> None:
+    """More than 4 GiB of rows are hnswlib's and ours alone; what each takes stands beside them."""
+    asked = {name: v1_process.builds(name, search_sets.LARGE, BenchOptions()) for name in BUILDS}
+    assert asked == {HNSWLIB: ("m16",), FAISS: (), USEARCH: (), SVS: ()}
+
+    cell = _process_cell(WAYS[0].name, {HNSWLIB: 1.0})
+    cell.sides[OURS] = Found({}, 0.985, 5_000_000_000)
+    cell.peak_bytes = 6_000_000_000
+    body = Body()
+    v1_process_tables.describe(ProcessKept({"a": cell}), body)
+    memory = [
+        dict(zip(body.tables[1]["columns"], row, strict=True))["memory (MB)"]
+        for row in body.tables[1]["rows"]
+    ]
+    assert memory == ["5,000", "-"]
+    assert any("6,000 MB" in note for note in body.notes)
+
+
 def test_a_library_that_is_less_exact_does_not_count() -> None:
     """Equal recall is ours and 0.95; a cell in which ours has less is missed."""
     cell = _process_cell(WAYS[0].name, {HNSWLIB: 1.0, FAISS: 9.0, SVS: 1.0})
