@@ -42,6 +42,7 @@ FILLED_SHARES = (0.49, 0.75, 1.0)
 # Of a smoke run: few rows beside what an empty process takes.
 QUICK_SHARES, QUICK_FILLED_SHARES = (0.0, 64.0, 16.0), (64.0,)
 HALF, RECALL = 0.5, 0.95
+NEWER_SHARE = 0.1
 CLIENTS = 4
 START_S, FILL_S = 300.0, 1200.0
 SERVED, FILLED = "serves", "is filled"
@@ -51,7 +52,8 @@ class LimitFound(msgspec.Struct):
     """What four shards did within a limit each, bytes (0: none).
 
     `own` and `peak` are bytes of the four together: what the kernel cannot take back, at the end, and the most that it
-    counted, the page cache among it. `why` says what went wrong where nothing was measured.
+    counted, the page cache among it. `paths` are the ways of their searches, `newer` the rows that no structure had.
+    `why` says what went wrong where nothing was measured.
     """
 
     share: float
@@ -66,6 +68,8 @@ class LimitFound(msgspec.Struct):
     kills: int = 0
     why: str = ""
     commit: str = ""
+    paths: list[str] = []
+    newer: int = 0
 
     @property
     def serves(self) -> bool:
@@ -183,7 +187,9 @@ async def _within(
             async with _mesh(folder, options, groups) as server:
                 if empty:
                     await fill(server.mesh, rows, shards=len(SHARDS))
-                await indexed(server.mesh, _built, FILL_S if empty else START_S)
+                told = await indexed(server.mesh, _serves_well, FILL_S if empty else START_S)
+                found.paths = sorted({each.path for each in told})
+                found.newer = sum(each.newer for each in told)
                 found.ready_s = time.monotonic() - began
                 searched = await _searched(server, rows, options)
                 found.own = sum(proc.own_bytes(server.mesh.pid(name)) for name in SHARDS)
@@ -197,6 +203,11 @@ async def _within(
 def _built(shard: ShardExplanation) -> bool:
     """Return whether a shard has a graph that lacks no more than waits for queries."""
     return shard.path == "graph" and shard.newer < LEAST_AUDITED
+
+
+def _serves_well(shard: ShardExplanation) -> bool:
+    """Return whether a graph or lists hold nine tenths of a shard's rows; little memory may let them hold no more."""
+    return shard.path != "exact" and shard.newer <= shard.live * NEWER_SHARE
 
 
 async def _searched(server: SpillwayServer, rows: SearchSet, options: BenchOptions) -> Searched:
@@ -233,7 +244,8 @@ def describe(found: LimitsKept, left: int = 0) -> Body:
         return body
     columns = [
         "four shards", "bytes a vector", "limit of each (MB)", "recall@10", "queries/s", "p50 (ms)", "p99 (ms)",
-        "failed", "ready after (s)", "of their own (bytes a vector)", "peak of all (MB)", "killed",
+        "failed", "searched by", "rows in no index", "ready after (s)", "of their own (bytes a vector)",
+        "peak of all (MB)", "killed",
     ]  # fmt: skip
     body.table(
         f"{found.set} ({found.bytes / 1e6:,.0f} MB as float32): one query a request, {CLIENTS} in flight, over HTTP",
@@ -285,9 +297,10 @@ def _cells(found: LimitsKept, each: LimitFound) -> list[str]:
     )
     use = [f"{each.peak / 1e6:,.0f}", str(each.kills)] if each.share else ["-", "-"]
     if each.why or not each.latencies_s:
-        return [*limits, *["-"] * 7, *use]
+        return [*limits, *["-"] * 9, *use]
     times = stats.percentiles(each.latencies_s)
     return [
         *limits, f"{each.recall:.4f}", f"{len(each.latencies_s) / each.seconds:.0f}", f"{1e3 * times['p50']:.2f}",
-        f"{1e3 * times['p99']:.2f}", str(each.failed), f"{each.ready_s:.0f}", f"{each.own / found.rows:.0f}", *use,
+        f"{1e3 * times['p99']:.2f}", str(each.failed), " and ".join(each.paths), f"{each.newer:,}",
+        f"{each.ready_s:.0f}", f"{each.own / found.rows:.0f}", *use,
     ]  # fmt: skip

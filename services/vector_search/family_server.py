@@ -34,20 +34,28 @@ _DEPTH_TOKENS = 1 << 30
 _PROBES = (1, 32)
 _TIMES = 3
 _DEPTH_ITEMS = (256, 10_000)
+_FEW_CHUNKS = 1000
 _log = log.get("vector_search")
 
 
 class SearchCosts(NamedTuple):
-    """Seconds of a batch of n queries, `alpha_s` * n + `beta_s`, in a shard of `chunks`; and the lane's depth."""
+    """Seconds of a batch of n queries, `alpha_s` * n + `beta_s`, in one shard; and the lane's depth.
+
+    The shard had `chunks`, `newer` of them not in its structure yet, and was searched by `path`.
+    """
 
     depth_items: int = _DEPTH_ITEMS[0]
     alpha_s: float = 0.0
     beta_s: float = 0.0
     chunks: int = 0
+    newer: int = 0
+    path: str = "exact"
 
-    def outgrown(self, chunks: int) -> bool:
-        """Return whether a shard of `chunks` chunks is far larger than the measured shard."""
-        return chunks > max(2 * self.chunks, self.chunks + 1000)
+    def outdated(self, chunks: int, newer: int, path: str) -> bool:
+        """Return whether a shard that stands so is far larger than the measured one, or has been indexed since."""
+        grown = chunks > max(2 * self.chunks, self.chunks + _FEW_CHUNKS)
+        taken_in = newer < self.newer / 2 and self.newer > _FEW_CHUNKS
+        return grown or taken_in or path != self.path
 
 
 class FamilyServer:
@@ -136,7 +144,8 @@ class FamilyServer:
         """
         if shard is None:
             return SearchCosts()
-        chunks = shard.chunks
+        stats = shard.stats()
+        stands = stats["chunks"], stats["newer"], stats["index"]
         try:
             seconds = [await in_pool(self._pool, _probe, shard, queries) for queries in _PROBES]
         except Exception:  # noqa: BLE001 - a shard's fault must not stop the others from being served
@@ -145,14 +154,17 @@ class FamilyServer:
         cost = fit([Probe(n, 0, s) for n, s in zip(_PROBES, seconds, strict=True)])
         possible = cost.depth(self._config.search_slo_s, batch_items=MAX_QUERIES, batch_tokens=1)
         depth = min(max(possible.items, _DEPTH_ITEMS[0]), _DEPTH_ITEMS[1])
-        return SearchCosts(depth, cost.alpha_items_s, cost.beta_s, chunks)
+        return SearchCosts(depth, cost.alpha_items_s, cost.beta_s, *stands)
 
     async def _keep_costs(self, worker: Worker, stopping: asyncio.Event) -> None:
-        """Measure again whenever the largest shard has outgrown the measured size."""
+        """Measure again whenever the largest shard has outgrown the measured one, or was indexed since."""
         while not stopping.is_set():
             await wait(stopping, _LOOK_S)
             shard = self._largest()
-            if shard is None or not self._costs.outgrown(shard.chunks):
+            if shard is None:
+                continue
+            stats = shard.stats()
+            if not self._costs.outdated(stats["chunks"], stats["newer"], stats["index"]):
                 continue
             self._costs = await self._measure(shard)
             with contextlib.suppress(BusDown, BusFull):  # the next heartbeat publishes the record

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.vector_search.index.rows import Flags, Floats, Ints, Metric
+from services.vector_search.index.allowed_rows import AllowedRows
+from services.vector_search.index.rows import Floats, Ints, Metric
 
 # Rows compared at once: so many, but no more than make so many scores, or so many bytes where they are gathered.
 _BLOCK = 16_384
@@ -87,21 +88,16 @@ def top_k(
     matrix: Floats,
     k: int,
     metric: Metric,
-    allowed: Flags | None = None,
-    names: Ints | None = None,
+    allowed: AllowedRows | None = None,
 ) -> tuple[Ints, Floats]:
-    """Return (rows, scores), shape (queries, min(k, allowed rows)), best first; `allowed` marks the rows wanted.
+    """Return (rows, scores), shape (queries, min(k, allowed rows)), best first; None allows every row.
 
-    `names` are the numbers of the allowed rows, given only where these are known and few enough to be gathered. Memory
-    is bounded by blocks of rows, not by the matrix.
+    Memory is bounded by blocks of rows, not by the matrix.
     """
-    if names is not None:
-        count, allowed = len(names), None
-    else:
-        count = len(matrix) if allowed is None else int(np.count_nonzero(allowed))
-        if allowed is not None and rows_read(len(matrix), count) < len(matrix):
-            names, allowed = np.flatnonzero(allowed), None
-    total = len(matrix) if names is None else len(names)
+    count = len(matrix) if allowed is None else allowed.count
+    total = rows_read(len(matrix), count)
+    names = allowed.numbers if allowed is not None and total < len(matrix) else None
+    flags = allowed.flags if allowed is not None and names is None else None
     keep = min(k + _SPARE, total)
     rows = np.zeros((len(queries), 0), np.int64)
     rough = np.zeros((len(queries), 0), np.float32)
@@ -111,12 +107,12 @@ def top_k(
         part = np.arange(begin, end) if names is None else names[begin:end]
         block = matrix[begin:end] if names is None else matrix[part]
         scores = _rough(queries, block, metric)
-        if allowed is not None:
-            scores[:, ~allowed[begin:end]] = -np.inf
+        if flags is not None:
+            scores[:, ~flags[begin:end]] = -np.inf
         rows, rough = _improved(rows, rough, part, scores, keep)
     scores = _scored(queries, matrix, rows, metric)
-    if allowed is not None:
-        scores[~allowed[rows]] = -np.inf
+    if flags is not None:
+        scores[~flags[rows]] = -np.inf
     return rank(rows, scores, min(k, count))
 
 

@@ -48,6 +48,10 @@ class ExactIndex:
         """Drop deleted rows once they are many."""
         return self._maintenance.step()
 
+    def take_in(self) -> bool:
+        """Return False: every row is compared as soon as it is there."""
+        return False
+
     def search(
         self,
         queries: Floats,
@@ -144,11 +148,7 @@ def compare(
     metrics.BY_PATH[path].inc(len(queries))
     if allowed is None and dead:
         allowed = AllowedRows(view.live[: view.size].copy())
-    flags = None if allowed is None else allowed.flags
-    names: Ints | None = None
-    if allowed is not None and exact.rows_read(view.size, allowed.count) < view.size:
-        names = allowed.numbers
-    found, scores = exact.top_k(queries, view.matrix[: view.size], k, metric, flags, names)
+    found, scores = exact.top_k(queries, view.matrix[: view.size], k, metric, allowed)
     return Neighbours(view.labels[found], scores, plan, path)
 
 

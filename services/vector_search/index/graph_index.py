@@ -50,7 +50,11 @@ class _Moment(NamedTuple):
     graph: SearchGraph | None
     covered: int
     allowed: AllowedRows | None
-    matching: int | None
+
+    @property
+    def matching(self) -> int | None:
+        """How many rows the filter allows, None without a filter."""
+        return None if self.allowed is None else self.allowed.count
 
 
 class GraphIndex:
@@ -84,6 +88,10 @@ class GraphIndex:
     def maintain(self) -> bool:
         """Do one bounded piece of building, growing or tidying, if there is any; True if there may be more."""
         return self._maintenance.step()
+
+    def take_in(self) -> bool:
+        """Put some of the newer rows into the graph there is, and build nothing anew; True if there may be more."""
+        return self._maintenance.take_in()
 
     def audit(self) -> float:
         """Compare recent queries with exact search; raise ef where recall fell short. Returns the recall."""
@@ -190,11 +198,8 @@ class GraphIndex:
     def _moment(self, wanted: Flags | None) -> _Moment:
         state = self._state.view
         view = state.rows.view
-        searched, covered = state.graph, state.indexed
-        if wanted is None:
-            return _Moment(view, state.rows.dead, searched, covered, None, None)
-        allowed = self._allowed.of(state.rows, view, wanted)
-        return _Moment(view, state.rows.dead, searched, covered, allowed, allowed.count)
+        allowed = None if wanted is None else self._allowed.of(state.rows, view, wanted)
+        return _Moment(view, state.rows.dead, state.graph, state.indexed, allowed)
 
     def _plans(self, moment: _Moment, queries: int, k: int) -> list[EffortPlan]:
         if moment.graph is None:
@@ -287,9 +292,9 @@ class GraphIndex:
                 )
             fetch = min(fetch * search_path.GROWTH, max(way.limit, 1))
         if view.size > indexed:
-            mask = keep[indexed : view.size].copy()
+            newer = AllowedRows(keep[indexed : view.size].copy())
             tail, near = exact.top_k(
-                queries, view.matrix[indexed : view.size], k, self._metric, mask
+                queries, view.matrix[indexed : view.size], k, self._metric, newer
             )
             found, scores = np.hstack([found, tail + indexed]), np.hstack([scores, near])
         elif good.all():

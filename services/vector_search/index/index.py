@@ -27,6 +27,9 @@ from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows
 from services.vector_search.index.state import IndexState, IndexView
 from services.vector_search.index.training_room import LEAST_ROWS, sample_rows
 
+# Memory that a structure may take as it grows, as a share of what it takes: room for more is made by a larger copy.
+_GROWN = 1.5
+
 
 class Index:
     """Vectors by label; `now` is the index in use. One thread calls `publish`, one `maintain`; any number search.
@@ -132,7 +135,7 @@ class Index:
             return self.now.maintain()
         more = self._next.maintain()
         if self._next.stats().path == "exact":
-            return more
+            return more or (self._has_room_to_grow() and self.now.take_in())
         self._use(self._next)
         return True
 
@@ -154,6 +157,11 @@ class Index:
             plan=self.followed.now.plan,
         )
         return choose_kind(facts)
+
+    def _has_room_to_grow(self) -> bool:
+        """Return whether memory holds the structure in use once more, since it may be copied as it grows."""
+        room = self._room()
+        return room is None or room >= _GROWN * self._built_bytes()
 
     def _built_bytes(self) -> int:
         """Return what the structure in use takes beside the rows."""

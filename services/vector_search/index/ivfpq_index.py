@@ -62,7 +62,11 @@ class _Instant(NamedTuple):
     dead: int
     lists: InvertedLists | None
     allowed: AllowedRows | None
-    matching: int | None
+
+    @property
+    def matching(self) -> int | None:
+        """How many rows the filter allows, None without a filter."""
+        return None if self.allowed is None else self.allowed.count
 
 
 class IvfpqIndex:
@@ -109,6 +113,10 @@ class IvfpqIndex:
     def maintain(self) -> bool:
         """Do one bounded piece of training, filling or tidying, if there is any; True if there may be more."""
         return self._maintenance.step()
+
+    def take_in(self) -> bool:
+        """Put some of the newer rows into the lists there are, and build nothing anew; True if there may be more."""
+        return self._maintenance.take_in()
 
     def audit(self) -> float:
         """Compare recent queries with exact search; read more lists where recall fell short. Returns the recall."""
@@ -217,10 +225,8 @@ class IvfpqIndex:
     def _instant(self, wanted: Flags | None) -> _Instant:
         state = self._state.view
         view = state.rows.view
-        if wanted is None:
-            return _Instant(view, state.rows.dead, state.lists, None, None)
-        allowed = self._allowed.of(state.rows, view, wanted)
-        return _Instant(view, state.rows.dead, state.lists, allowed, allowed.count)
+        allowed = None if wanted is None else self._allowed.of(state.rows, view, wanted)
+        return _Instant(view, state.rows.dead, state.lists, allowed)
 
     def _plans(self, instant: _Instant, queries: int, k: int) -> list[EffortPlan]:
         if instant.lists is None:
@@ -278,9 +284,9 @@ class IvfpqIndex:
         read = plan, plan.path, probes, lists.quantizer.version, scanned
         rows, scores = found.rows, found.scores
         if view.size > covered:
-            mask = keep[covered : view.size].copy()
+            newer = AllowedRows(keep[covered : view.size].copy())
             tail, near = exact.top_k(
-                queries, view.matrix[covered : view.size], k, self._metric, mask
+                queries, view.matrix[covered : view.size], k, self._metric, newer
             )
             rows, scores = np.hstack([rows, tail + covered]), np.hstack([scores, near])
             rows, scores = exact.rank(rows, scores, k)

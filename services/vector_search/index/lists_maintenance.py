@@ -105,6 +105,14 @@ class ListsMaintenance:
             return False
         if rows.dead >= _COMPACT_ROWS and rows.deleted_ratio > _COMPACT_RATIO:
             return self._compact(rows, lists)
+        return self.take_in()
+
+    def take_in(self) -> bool:
+        """Put some of the newer rows into the lists there are, if there are any; True if there may be more."""
+        view = self._state.view
+        rows, lists = view.rows, view.lists
+        if lists is None:
+            return False
         behind = rows.view.size - lists.covered
         if behind < max(_WAITING_ROWS, int(_WAITING_SHARE * lists.covered)):
             return False

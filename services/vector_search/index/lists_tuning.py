@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from services.vector_search.index import exact, search_path
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.inverted_lists import MOST_DEPTH, InvertedLists, kernel
 from services.vector_search.index.rows import Flags, Floats, Ints, RowsView
 from services.vector_search.index.search_path import GATHERED_ROW_S
@@ -45,8 +46,8 @@ class Truth(NamedTuple):
     @classmethod
     def of(cls, lists: InvertedLists, view: RowsView, keep: Flags, queries: Floats) -> Self:
         """Find them among the rows that `keep` marks."""
-        matrix, covered = view.matrix[: lists.covered], keep[: lists.covered]
-        return cls(queries, *exact.top_k(queries, matrix, _K, lists.quantizer.metric, covered))
+        matrix, kept = view.matrix[: lists.covered], AllowedRows(keep[: lists.covered])
+        return cls(queries, *exact.top_k(queries, matrix, _K, lists.quantizer.metric, kept))
 
 
 class Places(NamedTuple):

@@ -68,9 +68,14 @@ class IndexMaintenance:
         outgrown = graph is None or behind > max(indexed, 4096) or self._other_links(graph, live)
         if wasteful or (wants_graph and outgrown):
             return self._rebuild(with_graph=wants_graph, copied=wasteful)
-        if graph is None:
-            return False
-        if not (self._state.unmarked or behind):
+        return self.take_in()
+
+    def take_in(self) -> bool:
+        """Put some of the newer rows into the graph there is, if there is one; True if there may be more."""
+        view = self._state.view
+        rows, graph, indexed = view.rows, view.graph, view.indexed
+        behind = rows.view.size - indexed
+        if graph is None or not (self._state.unmarked or behind):
             return False
         room = search_path.room(indexed=indexed, behind=behind, tuned_at=self._tuned_at)
         if behind and not room and not self._retune(view):

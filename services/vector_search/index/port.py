@@ -112,6 +112,9 @@ class VectorIndex(Protocol):
     def maintain(self) -> bool:
         """Do one bounded piece of building, growing or tidying, if there is any; True if there may be more."""
 
+    def take_in(self) -> bool:
+        """Put some of the newer rows into the structure there is, and build nothing anew; True if there may be more."""
+
     def search(
         self,
         queries: Floats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.vector_search.index import exact, search_path
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.followed_plan import FollowedPlan
 from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.recent_queries import RecentQueries
@@ -91,7 +92,7 @@ def _truth(graph: SearchGraph, view: IndexView, queries: Floats, held_out: Ints 
     mask = rows.live[:covered].copy()
     if held_out is not None:
         mask[held_out] = False
-    return exact.top_k(queries, rows.matrix[:covered], 10, graph.metric, mask)[0]
+    return exact.top_k(queries, rows.matrix[:covered], 10, graph.metric, AllowedRows(mask))[0]
 
 
 def _shares(found: Ints, truth: Ints) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.vector_search.index import exact, search_path
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.native_graph import SearchGraph
 from services.vector_search.index.rows import Floats, Metric
 from services.vector_search.index.state import IndexView
@@ -35,9 +36,8 @@ class RecallLadder:
         if searched is None or view.graph is None or same or len(queries) < _QUERIES:
             return
         queries = queries[-_QUERIES:]
-        truth, _ = exact.top_k(
-            queries, rows.matrix[:covered], _K, metric, rows.live[:covered].copy()
-        )
+        live = AllowedRows(rows.live[:covered].copy())
+        truth, _ = exact.top_k(queries, rows.matrix[:covered], _K, metric, live)
         recall: dict[int, float] = {}
         for ef in search_path.EF_LADDER:
             near = 0

@@ -17,6 +17,8 @@ from common.wire.results import decode_result
 from common.wire.search import DocumentsWork
 from common.worker.leases import Lease
 from common.worker.outbox import Outbox
+from services.vector_search import family_server
+from services.vector_search.family_server import FamilyServer, SearchCosts
 from services.vector_search.replica import Replica
 from services.vector_search.replica_directory import ReplicaDirectory
 from services.vector_search.shard import Shard
@@ -137,6 +139,53 @@ async def test_a_refusal_that_fails_is_its_own(
     assert len(failed) == 1
     stats = await mesh.ask(record, DocumentsWork(collection=record.id, op="stats"))
     assert stats.kind == "result"
+
+
+async def test_costs_are_measured_again_once_a_shard_is_indexed(
+    mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A depth that was measured while a shard was loaded does not stay: it would refuse what fits later."""
+    measured = list[str]()
+    measure = FamilyServer._measure
+
+    async def noted(server: FamilyServer, shard: Shard | None) -> SearchCosts:
+        costs = await measure(server, shard)
+        measured.append(costs.path)
+        return costs
+
+    monkeypatch.setattr(family_server, "_LOOK_S", 0.02)
+    monkeypatch.setattr(FamilyServer, "_measure", noted)
+    await replica(exact_below=64)
+    record = await mesh.create("loaded")
+    rng = np.random.default_rng(1)
+    for n in range(80):
+        await mesh.put(record, n, document(f"d{n}", rng.standard_normal(DIMENSION)))
+
+    async def again() -> bool:
+        return "graph" in measured
+
+    await until(again, "a measurement with the graph")
+    (now,) = (await mesh.bus.workers.records(mesh.bus.writes.search_family(record.id))).values()
+    assert now.alpha_items_s > 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "newer", "path", "outdated"),
+    [
+        pytest.param(60_000, 30_000, "graph", False, id="as it was"),
+        pytest.param(119_000, 60_000, "graph", False, id="more that waits"),
+        pytest.param(121_000, 30_000, "graph", True, id="twice the chunks"),
+        pytest.param(60_000, 14_000, "graph", True, id="most is taken in"),
+        pytest.param(60_000, 30_000, "exact", True, id="searched in another way"),
+    ],
+)
+def test_costs_of_a_shard_that_changed_are_outdated(
+    chunks: int, newer: int, path: str, *, outdated: bool
+) -> None:
+    """So are they if it doubled, if its index took in what it lacked, or if it is searched in another way."""
+    costs = SearchCosts(chunks=60_000, newer=30_000, path="graph")
+    assert costs.outdated(chunks, newer, path) is outdated
+    assert not SearchCosts(chunks=60_000, newer=900, path="graph").outdated(60_000, 0, "graph")
 
 
 async def test_every_family_of_a_cluster(shared_cluster: Cluster, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from common.native.finder import find
 from services.vector_search import snapshot
 from services.vector_search.collection_quantizer import CollectionQuantizer
 from services.vector_search.explanation import explain
-from services.vector_search.index import exact, inverted_lists
+from services.vector_search.index import exact, inverted_lists, search_path
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.index import Index
 from services.vector_search.index.inverted_lists import Coded, InvertedLists, code, kernel_of
 from services.vector_search.index.lists_maintenance import lists_for
@@ -305,7 +306,7 @@ def test_all_lists_and_all_rows_compared_is_exact_search(
     )
     queries = prepare(clustered(9, dimension, 3), metric)
     keep = np.random.default_rng(4).random(400) < 0.5
-    truth, near = exact.top_k(queries, rows, 10, metric, keep)
+    truth, near = exact.top_k(queries, rows, 10, metric, AllowedRows(keep))
     found = lists.query(view_of(rows), keep, queries, 10, probes=99, compared=400, threads=2)
 
     assert np.allclose(found.scores, near, rtol=1e-5, atol=1e-4)
@@ -693,6 +694,25 @@ def test_a_graph_goes_first_only_where_lists_cannot_be_trained_beside_it(
     possible = spare > -graph
     assert answered == (paths if possible else set())
     assert index.now.stats().path == ("ivfpq" if possible else "graph")
+
+
+@pytest.mark.parametrize(
+    ("share", "waiting"),
+    [pytest.param(1.9, False, id="room to grow"), pytest.param(1.2, True, id="no room to grow")],
+)
+def test_a_graph_that_lists_cannot_replace_takes_new_rows_in(share: float, waiting: bool) -> None:
+    """Where memory holds neither another graph nor a training, new rows enter the graph, if it has room to grow."""
+    rows, room, training = clustered(12_000, 8, 1), Room(1 << 30), Room(1 << 40)
+    index = settle(made(rows[:10_000], room=room, training_room=training))
+    room.count, training.count = int(share * graph_bytes(10_000, 8)), 0
+    assert index.choice().kind == "ivfpq"
+
+    labels = np.arange(10_000, 12_000)
+    index.publish(prepare(rows[10_000:], "cosine"), labels, labels, NONE)
+    settle(index)
+    assert (index.now.stats().path, index.problem != "") == ("graph", True)
+    assert (index.now.stats().newer == 2000) is waiting
+    assert waiting or index.now.stats().newer < search_path.LEAST_AUDITED
 
 
 def test_explain_tells_why_there_are_lists() -> None:

@@ -12,6 +12,7 @@ import pytest
 from common.native import library
 from common.native.finder import find
 from services.vector_search.index import exact, native_graph
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.index import Index
 from services.vector_search.index.native.sources import TRAVERSE
@@ -213,7 +214,7 @@ def test_an_index_sees_what_was_written() -> None:
     def check(stored: Floats, gone: int) -> None:
         live = np.arange(len(stored)) >= gone
         queries = _vectors(100, 24, 9)
-        truth, _ = exact.top_k(queries, stored, 10, "dot", live)
+        truth, _ = exact.top_k(queries, stored, 10, "dot", AllowedRows(live))
         found = index.search(queries, 10)
         pairs = zip(found.labels, truth, strict=True)
         assert all(min(mine) >= gone for mine in found.labels)

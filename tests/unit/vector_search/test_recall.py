@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.vector_search.index import exact, search_path
+from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.index import Index
 from services.vector_search.index.rows import Flags, Floats
 
@@ -14,7 +15,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def _recall(index: Index, stored: Floats, queries: Floats, live: Flags | None = None) -> float:
-    truth, _ = exact.top_k(queries, stored, 10, "dot", live)
+    truth, _ = exact.top_k(queries, stored, 10, "dot", None if live is None else AllowedRows(live))
     found = np.array(index.search(queries, 10).labels)
     return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
 
