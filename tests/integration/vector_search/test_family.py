@@ -145,12 +145,12 @@ async def test_costs_are_measured_again_once_a_shard_is_indexed(
     mesh: Mesh, replica: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A depth that was measured while a shard was loaded does not stay: it would refuse what fits later."""
-    measured = list[str]()
+    measured = list[SearchCosts]()
     measure = FamilyServer._measure
 
     async def noted(server: FamilyServer, shard: Shard | None) -> SearchCosts:
         costs = await measure(server, shard)
-        measured.append(costs.path)
+        measured.append(costs)
         return costs
 
     monkeypatch.setattr(family_server, "_LOOK_S", 0.02)
@@ -161,12 +161,15 @@ async def test_costs_are_measured_again_once_a_shard_is_indexed(
     for n in range(80):
         await mesh.put(record, n, document(f"d{n}", rng.standard_normal(DIMENSION)))
 
-    async def again() -> bool:
-        return "graph" in measured
+    family = mesh.bus.writes.search_family(record.id)
 
-    await until(again, "a measurement with the graph")
-    (now,) = (await mesh.bus.workers.records(mesh.bus.writes.search_family(record.id))).values()
-    assert now.alpha_items_s > 0
+    async def told() -> bool:
+        last = measured[-1]
+        (now,) = (await mesh.bus.workers.records(family)).values()
+        costs = now.depth_items, now.alpha_items_s, now.beta_s
+        return last.path == "graph" and costs == (last.depth_items, last.alpha_s, last.beta_s)
+
+    await until(told, "a record with costs that were measured with the graph")
 
 
 @pytest.mark.parametrize(
