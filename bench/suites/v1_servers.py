@@ -48,6 +48,9 @@ RECALL = 0.95
 SLICE_S, QUICK_SLICE_S = 0.3, 0.1
 ROUNDS, CELL_S = 300, 1200.0
 CHECKED = 1024  # queries by which recall is told
+TUNING_PARCEL = 25  # tuning queries a call
+TRIED_S = 30.0  # of tuning queries with one setting; what is not asked by then tells nothing
+LEAST_PER_S = 20.0  # who answers fewer of them a second is told, and not measured: one call would take minutes
 
 
 class Load(NamedTuple):
@@ -204,12 +207,15 @@ async def tuned(
     for ladder in server.ladders(bound):
         for setting in ladder:
             await server.use(setting)
-            calls = server.calls(rows.tuning, len(rows.tuning) // 2, bound)
+            calls = server.calls(rows.tuning, TUNING_PARCEL, bound)
             await server.send(calls[0])
+            ids: list[list[int]] = []
             began = time.perf_counter()
-            ids = [row for call in calls for row in server.ids(await server.send(call))]
+            while calls and time.perf_counter() - began < TRIED_S:
+                ids += server.ids(await server.send(calls.pop(0)))
             took = time.perf_counter() - began
-            tried.append(Tried(dict(setting), vectors.recall(ids, truth), len(ids) / took))
+            found = vectors.recall(ids, truth[: len(ids)])
+            tried.append(Tried(dict(setting), found, len(ids) / took))
             if tried[-1].recall >= RECALL:
                 break
     path.write_bytes(msgspec.json.encode(tried))
@@ -265,12 +271,17 @@ async def _cell(
         if name != OURS:
             ladders = await tuned(server, name, rows, bound, options)
             found.tried[f"{where}/{name}"] = ladders
-            tried = await _compared(server, candidates(ladders), rows, load, bound, slice_s)
+            able = candidates(ladders)
+            if (most := max(each.per_s for each in able)) < LEAST_PER_S:
+                found.absent[f"{name} on {where}"] = f"{most:.1f} tuning queries a second"
+                continue
+            tried = await _compared(server, able, rows, load, bound, slice_s)
             found.compared[f"{where}/{load.name}/{name}"] = tried
             best = max(tried, key=lambda each: each.per_s)
             await server.use(best.setting)
         settings[name] = best.setting
         loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+    servers = {name: server for name, server in servers.items() if name in loads}
     latencies: dict[str, list[float]] = {name: [] for name in servers}
     cpu_s = [0.0]
 
