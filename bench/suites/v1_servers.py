@@ -50,7 +50,7 @@ ROUNDS, CELL_S = 300, 1200.0
 CHECKED = 1024  # queries by which recall is told
 TUNING_PARCEL = 25  # tuning queries a call
 TRIED_S = 30.0  # of tuning queries with one setting; what is not asked by then tells nothing
-LEAST_PER_S = 20.0  # who answers fewer of them a second is told, and not measured: one call would take minutes
+SLOW_S = 3.0  # who needs longer for the calls that are in flight at once is told, and not measured in turns
 
 
 class Load(NamedTuple):
@@ -271,13 +271,12 @@ async def _cell(
         if name != OURS:
             ladders = await tuned(server, name, rows, bound, options)
             found.tried[f"{where}/{name}"] = ladders
-            able = candidates(ladders)
-            if (most := max(each.per_s for each in able)) < LEAST_PER_S:
-                found.absent[f"{name} on {where}"] = f"{most:.1f} tuning queries a second"
-                continue
-            tried = await _compared(server, able, rows, load, bound, slice_s)
+            tried = await _compared(server, candidates(ladders), rows, load, bound, slice_s)
             found.compared[f"{where}/{load.name}/{name}"] = tried
             best = max(tried, key=lambda each: each.per_s)
+            if best.per_s * SLOW_S < load.clients * load.queries:
+                found.absent[f"{name} on {where}, {load.name}"] = f"{best.per_s:.1f} queries/s"
+                continue
             await server.use(best.setting)
         settings[name] = best.setting
         loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
@@ -320,8 +319,9 @@ async def _compared(
             setting = {**each.setting, **width}
             await server.use(setting)
             loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
-            await loop.closed(load.clients, count=load.clients)  # a connection's first call is slow
-            run = await loop.closed(load.clients, seconds=slice_s)
+            run = await loop.closed(load.clients, count=load.clients)
+            if run.seconds < SLOW_S:  # a connection's first call is slow
+                run = await loop.closed(load.clients, seconds=slice_s)
             rate = len(run.latencies) * load.queries / run.seconds
             compared.append(Tried(setting, each.recall, rate))
     return compared
