@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import search_hops, suite
-from bench.document import BenchOptions, Body
+from bench.document import BenchOptions, Body, Origin
 from bench.figures import targets
 from bench.figures.figure import NOT_THERE
 from bench.mesh import limited_shards
@@ -189,6 +189,26 @@ async def test_a_closed_load_keeps_so_many_in_flight() -> None:
     run = await load.closed(3, count=12)
 
     assert (len(run.latencies), most) == (12, 3)
+
+
+async def test_a_rival_whose_calls_take_seconds_is_told_and_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rate stands with the reason, and the other sides are measured."""
+    monkeypatch.setattr(v1_servers, "SLOW_S", 1e-9)
+    monkeypatch.setattr(v1_servers, "origin", lambda: Origin("", dirty=False))
+    options = BenchOptions(quick=True, setup_dir=tmp_path)
+    rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
+    servers: dict[str, Any] = {}
+    for name in (OURS, PGVECTOR):
+        servers[name] = _Exact(np.vstack([rows.truth(None), rows.truth(None)]))
+        search_servers.kept(rows, name, options).mkdir(parents=True)
+    await servers[OURS].use({"build": "m16", "ef": 64})
+
+    found = v1_servers.ServersKept()
+    cell = await v1_servers._cell(servers, rows, LOADS[0], None, found, options)
+    assert list(cell.sides) == [OURS]
+    assert list(found.absent) == [f"{PGVECTOR} on {rows.name}/all, {LOADS[0].name}"]
 
 
 # -- what is said
