@@ -159,8 +159,8 @@ def _notes(cells: list[ServersCell], kept: ServersKept, body: Body) -> None:
         "(b) A rival's setting is the fastest, under the load of the cell, of those that are the least in their ladder "
         "with recall@10 ≥ 0.95 on 500 tuning queries; pgvector's number of connections is tried as well. Ours has its "
         "default rule and no tuning. A filter passes rows at random, by a number that each has. Of more than "
-        f"{LARGE:,} rows only {' and '.join(LARGE_RIVALS)} are asked, which are servers of their own. Who needs more than "
-        f"{SLOW_S:g} s for the calls that are in flight at once is told below, and not measured in turns."
+        f"{LARGE:,} rows only {' and '.join(LARGE_RIVALS)} are asked, which are servers of their own. Who needs "
+        f"more than {SLOW_S:g} s for the calls that are in flight at once is told below, and not measured in turns."
     )
     for name, builds in BUILDS.items():
         said = "; ".join(
