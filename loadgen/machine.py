@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def described(about: Mapping[str, Any]) -> str:
+    """Return a machine's cores in words, with its processor's name, and family and model where these are known."""
+    kind = f" (family {about['family']}, model {about['model']})" if about.get("family") else ""
+    return f"{about['cores']} cores of {about['cpu'].strip()}{kind}"
+
+
 def processor() -> str:
-    """Return the CPU's name, family and model, and how many cores this process has, in words."""
-    found = machine()
-    return (
-        f"{found['cpu']} (family {found['family']}, model {found['model']}), {found['cores']} cores"
-    )
+    """Return the cores of this process and their processor, in words."""
+    return described(machine())

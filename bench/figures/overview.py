@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.figures.figure import Figure, Found, lowest
+from loadgen.machine import described
 
 COLUMNS = (
     "row", "what", "model", "against", "how", "the part that came out worst", "reached in all parts", "measured",
@@ -169,7 +170,7 @@ def claim(row: str, figures: Sequence[Figure], found: Found) -> list[str]:
     (line,) = (each for some in SECTIONS.values() for each in some if each.row == row)
     what = f"[{line.what}](docs/benchmarks/{row}.md)"
     said = f"{worst(figures, found)} ({lowest(found)})"
-    return [what, line.model, line.against, line.how, said, _machine(found)]
+    return [what, line.model, line.against, line.how, said, described(found["machine"])]
 
 
 def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: bool) -> list[str]:
@@ -181,15 +182,8 @@ def cells(line: Line, figures: Sequence[Figure], found: Found | None, *, stale: 
     reached = lowest(found)
     more = ", **stale**" if stale else ""
     left = ", not complete" if found.get("left") else ""
-    where = f"{found['measured_at'][:10]}, {_machine(found)}"
+    where = f"{found['measured_at'][:10]}, {described(found['machine'])}"
     return [*about, worst(figures, found), f"{reached}{left}{more}", where, command]
-
-
-def _machine(found: Found) -> str:
-    """Return the cores, and the processor with its family and model where the document names them."""
-    about = found["machine"]
-    kind = f" (family {about['family']}, model {about['model']})" if about.get("family") else ""
-    return f"{about['cores']} cores of {about['cpu'].strip()}{kind}"
 
 
 def worst(figures: Sequence[Figure], found: Found) -> str:

@@ -43,7 +43,7 @@ FILLED_SHARES = (0.49, 0.75, 1.0)
 QUICK_SHARES, QUICK_FILLED_SHARES = (0.0, 64.0, 16.0), (64.0,)
 HALF, RECALL = 0.5, 0.95
 NEWER_SHARE = 0.1
-STILL_S = 5.0
+STILL_S, QUICK_STILL_S = 5, 1
 CLIENTS = 4
 START_S, FILL_S = 300.0, 1200.0
 SERVED, FILLED = "serves", "is filled"
@@ -188,7 +188,7 @@ async def _within(
             async with _mesh(folder, options, groups) as server:
                 if empty:
                     await fill(server.mesh, rows, shards=len(SHARDS))
-                told = await _settled(server, FILL_S if empty else START_S)
+                told = await _settled(server, FILL_S if empty else START_S, options)
                 found.paths = sorted({each.path for each in told})
                 found.newer = sum(each.newer for each in told)
                 found.ready_s = time.monotonic() - began
@@ -206,14 +206,16 @@ def _built(shard: ShardExplanation) -> bool:
     return shard.path == "graph" and shard.newer < LEAST_AUDITED
 
 
-async def _settled(server: SpillwayServer, timeout_s: float) -> list[ShardExplanation]:
+async def _settled(
+    server: SpillwayServer, timeout_s: float, options: BenchOptions
+) -> list[ShardExplanation]:
     """Wait until every shard serves well and takes no more rows into its graph or lists; return how they stand."""
     newer = -1
     while True:
         told = await indexed(server.mesh, _serves_well, timeout_s)
         if newer == (newer := sum(each.newer for each in told)):
             return told
-        await asyncio.sleep(STILL_S)
+        await asyncio.sleep(options.pick(STILL_S, QUICK_STILL_S))
 
 
 def _serves_well(shard: ShardExplanation) -> bool:
