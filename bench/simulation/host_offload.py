@@ -175,7 +175,13 @@ class OffloadSimulation:
                         self._profile.attention_took(stage, items, tokens, seconds)
         copied = sum(move.pages for move in plan.moves)
         copied += sum(chunk.copied for batch in plan.batches for chunk in batch.prompts)
-        return costs.step_s + max(costs.layers * times.layer_s, costs.page_s * copied)
+        staged_s = costs.step_s + max(costs.layers * times.layer_s, costs.page_s * copied)
+        if not plan.whole:
+            return staged_s
+        attended = sizes[0][1]["device"]
+        if self._profile and self._learns:
+            self._profile.whole_took(*attended, costs.whole_s(*attended, staged_s))
+        return costs.whole_s(*attended, staged_s)
 
     def _sizes(self, batch: SubBatch) -> tuple[int, dict[Attention, tuple[int, int]]]:
         """Return the rows of a batch, and items and tokens of its attention stages."""

@@ -33,18 +33,24 @@ def find(source: KernelSource, directory: Path | None = None) -> Path | None:
     return None
 
 
-def open_first(builds: Iterable[KernelSource]) -> ctypes.CDLL | None:
-    """Open the first build that this machine can have and run, sharing torch's OpenMP; None if there is none."""
+def open_first(builds: Iterable[KernelSource], directory: Path | None = None) -> ctypes.CDLL | None:
+    """Open the first build that this machine can have and run; None if there is none."""
     for source in builds:
-        path = find(source)
-        if path is None:
-            continue
-        try:
-            open_openmp()
-            return ctypes.CDLL(str(path))
-        except OSError:
-            continue
+        path = find(source, directory)
+        opened = None if path is None else open_library(path)
+        if opened is not None:
+            return opened
     return None
+
+
+def open_library(path: Path) -> ctypes.CDLL | None:
+    """Open a library of kernels that shares torch's OpenMP; None, with a warning, if that fails."""
+    try:
+        open_openmp()
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+        return None
 
 
 def _places(directory: Path | None) -> list[Path]:

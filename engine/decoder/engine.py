@@ -396,6 +396,8 @@ class DecoderEngine:
     def _learn(self, homes: HomePlanner, step: RunningStep, result: StepResult) -> None:
         if step.rows is None:
             homes.decoded += result.tokens * sum(len(part.known) == 1 for part in step.parts)
+            if not (result.isolated or step.placing):
+                homes.learn_whole(step.size, result.seconds / result.tokens)
             return
         homes.count(step.rows, step.predicted_s, result.seconds, result.stages)
         if not result.isolated and step.rows:

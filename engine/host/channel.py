@@ -10,18 +10,16 @@ import hashlib
 import mmap
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from common import log
-from common.native.finder import find
-from common.native.openmp import open_openmp
+from common.native.finder import open_first
 from engine.kernels.sources import HOST_CHANNEL
 
 _int64 = ctypes.c_int64
-_log = log.get("engine")
 
 
 class GroupLayout(msgspec.Struct, frozen=True):
@@ -235,22 +233,14 @@ class HostChannel:
 
 def load_channel() -> ChannelLibrary | None:
     """Return the library for this processor, or None if it cannot be built or loaded."""
-    for source in HOST_CHANNEL:
-        path = find(source)
-        if path is None:
-            continue
-        try:
-            open_openmp()
-            functions = ctypes.CDLL(str(path))
-        except OSError as error:
-            _log.warning("kernels_not_loaded", library=str(path), why=str(error))
-            continue
-        functions.spillway_channel.restype = ctypes.c_void_p
-        for name in ("bytes", "epoch", "serve"):
-            getattr(functions, f"spillway_channel_{name}").restype = _int64
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        return ChannelLibrary(functions, digest)
-    return None
+    functions = open_first(HOST_CHANNEL)
+    if functions is None:
+        return None
+    functions.spillway_channel.restype = ctypes.c_void_p
+    for name in ("bytes", "epoch", "serve"):
+        getattr(functions, f"spillway_channel_{name}").restype = _int64
+    digest = hashlib.blake2b(Path(functions._name).read_bytes(), digest_size=16).hexdigest()
+    return ChannelLibrary(functions, digest)
 
 
 class _Heads(ctypes.Structure):

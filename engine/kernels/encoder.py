@@ -12,14 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common import log
-from common.native.finder import find
-from common.native.openmp import open_openmp
+from common.native.finder import open_first
 from engine.kernels.sources import ENCODER
 
 HEAD_WIDTHS = (32, 64)
 _POOLINGS = {"cls": 0, "mean": 1, "max": 2}
-_log = log.get("ml")
 
 
 class EncoderKernels:
@@ -33,8 +30,7 @@ class EncoderKernels:
     @classmethod
     def load(cls, directory: Path | None = None) -> EncoderKernels | None:
         """Return the kernels, or None if they cannot be built or loaded."""
-        path = find(ENCODER, directory)
-        library = None if path is None else open_library(path)
+        library = open_first((ENCODER,), directory)
         return None if library is None else cls(library)
 
     def attention(self, qkv: Tensor, starts: Tensor, heads: int, width: int) -> Tensor:
@@ -105,16 +101,6 @@ class EncoderKernels:
             ctypes.c_int(normalise),
             _pointer(out),
         )
-
-
-def open_library(path: Path) -> ctypes.CDLL | None:
-    """Open a library of kernels that shares torch's OpenMP; None, with a warning, if that fails."""
-    try:
-        open_openmp()
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
-        return None
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

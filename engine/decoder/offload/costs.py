@@ -22,7 +22,8 @@ class OffloadCosts(NamedTuple):
     `linear` are the stages that read weights, before and after attention, by rows. `device` and `host` are decode
     attention by sequences and attended tokens, `prefill` is attention of prompts by prompts and (row, attended token)
     pairs, `exchange` the transfer of rows by rows: Q, K and V to the host, and O back. `page_s` is the time to copy one
-    page of all layers between the tiers, `step_s` the time of a step outside its layers.
+    page of all layers between the tiers, `step_s` the time of a step outside its layers. `whole` is a step of decode
+    rows of the device alone in one piece, by sequences and attended tokens; None where its stages take no longer.
     """
 
     layers: int
@@ -33,6 +34,7 @@ class OffloadCosts(NamedTuple):
     exchange: LinearCost
     page_s: float
     step_s: float
+    whole: LinearCost | None = None
 
     def over(self, link: HelperLink) -> OffloadCosts:
         """Return the costs with a helper on a link, over which rows and moved pages are sent, too."""
@@ -45,6 +47,10 @@ class OffloadCosts(NamedTuple):
             ),
             page_s=self.page_s + way.alpha_tokens_s * link.page_bytes,
         )
+
+    def whole_s(self, sequences: int, tokens: int, staged_s: float) -> float:
+        """Return the seconds of decode rows of the device alone, which in stages would take `staged_s`."""
+        return staged_s if self.whole is None else self.whole.seconds(sequences, tokens)
 
     def device_s(self, sequences: int, tokens: int) -> float:
         """Return the seconds of one layer's decode attention on the device."""
@@ -62,7 +68,10 @@ class OffloadCosts(NamedTuple):
 
 
 class OffloadPoints(msgspec.Struct, frozen=True):
-    """Measurements at the start, per layer: (rows, seconds), or for kinds of attention (items, tokens, seconds)."""
+    """Measurements at the start, per layer: (rows, seconds), or for kinds of attention (items, tokens, seconds).
+
+    `whole` are (sequences, tokens, seconds) of steps, not of layers.
+    """
 
     layers: int
     linear: list[tuple[float, float]]
@@ -72,6 +81,7 @@ class OffloadPoints(msgspec.Struct, frozen=True):
     exchange: list[Probe]
     page_s: float
     step_s: float
+    whole: list[Probe] = []
 
 
 class OffloadProfile:
@@ -87,6 +97,7 @@ class OffloadProfile:
             "prefill": OnlineCost(points.prefill),
             "exchange": OnlineCost(points.exchange),
         }
+        self._whole = OnlineCost(points.whole) if points.whole else None
 
     @property
     def costs(self) -> OffloadCosts:
@@ -95,7 +106,7 @@ class OffloadProfile:
         points = self._points
         return OffloadCosts(
             points.layers, self._linear.table, lines["device"], lines["host"], lines["prefill"],
-            lines["exchange"], points.page_s, points.step_s,
+            lines["exchange"], points.page_s, points.step_s, None if self._whole is None else self._whole.cost,
         )  # fmt: skip
 
     def linear_took(self, rows: int, seconds: float) -> float:
@@ -105,6 +116,11 @@ class OffloadProfile:
     def attention_took(self, stage: Attention, items: int, tokens: int, seconds: float) -> float:
         """Learn from one layer's attention stage or exchange; return measured / predicted seconds."""
         return self._attention[stage].observe(items, tokens, seconds)
+
+    def whole_took(self, sequences: int, tokens: int, seconds: float) -> None:
+        """Learn from a step of decode rows of the device alone in one piece, where such steps have a cost."""
+        if self._whole is not None:
+            self._whole.observe(sequences, tokens, seconds)
 
 
 def keep(folder: Path, machine: str, fingerprint: str, points: OffloadPoints) -> None:
@@ -127,5 +143,7 @@ def kept(folder: Path, machine: str, fingerprint: str) -> OffloadPoints | None:
 
 
 def _place(folder: Path, machine: str, fingerprint: str) -> Path:
-    name = hashlib.blake2b(f"{machine}\0{fingerprint}".encode(), digest_size=16).hexdigest()
+    # Measurements of other fields, by an earlier version, are not found again.
+    key = "\0".join((machine, fingerprint, *OffloadPoints.__struct_fields__))
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     return folder / f"offload-{name}.json"

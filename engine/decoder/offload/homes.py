@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common.cost.step import Step
 from common.pages.identity import CHUNK, PAGE
 from engine.decoder.executor.interface import LocalTier, SequenceInput, StagedExecutor, StageTime
 from engine.decoder.kv.host_matches import front_on_host, stands_on_host
@@ -165,6 +166,11 @@ class HomePlanner:
         """Count a new sequence that was admitted as planned."""
         if placed.resume is not None:
             self.resumed[placed.resume] += 1
+
+    def learn_whole(self, step: Step, seconds: float) -> None:
+        """Learn from a step in one piece, if all its rows were decode rows."""
+        if step.rows == step.sequences:
+            self.profile.whole_took(step.rows, round(step.attended), seconds)
 
     def learn(self, batch: Sequence[SequenceInput], times: Sequence[StageTime]) -> None:
         """Learn from the stages of a step that was not executed again request by request."""

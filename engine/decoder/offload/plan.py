@@ -313,6 +313,12 @@ class OffloadPlan(NamedTuple):
     examined: int = 0
 
     @property
+    def whole(self) -> bool:
+        """Whether the device alone computes the step, in one piece: decode rows without the host, and no moves."""
+        staged = any(batch.prompts or batch.host for batch in self.batches)
+        return bool(self.batches) and not (staged or self.moves or any(self.times.host))
+
+    @property
     def throughput(self) -> float:
         """The value `served` per second; 0 for an empty step."""
         return self.served / self.seconds if self.seconds else 0.0

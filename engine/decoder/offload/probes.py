@@ -53,6 +53,8 @@ def measure_stages(
         "device": [], "host": [], "prefill": [], "exchange": []
     }  # fmt: skip
     besides, layers, began = list[float](), 0, clock.perf_s()
+    # On the CPU a step in one piece is the same kernels in the same order; on another device it is a graph.
+    graphs, whole = executor.device != "cpu", list[Probe]()
     for number, shape in enumerate(_shapes(executor, step_tokens, max_running)):
         if number >= _NEEDED and clock.perf_s() - began > LIMIT_S:
             break
@@ -68,11 +70,14 @@ def measure_stages(
             attention["prefill"].append(Probe(shape.sequences, pairs, stages["device"]))
         else:
             attention["device"].append(Probe(shape.sequences, seen, stages["device"]))
+            if graphs:
+                whole.append(Probe(shape.sequences, seen, _whole_s(executor, shape, clock)))
         if shape.rows == 1:
             besides.append(timed.besides_s)
     return OffloadPoints(
         layers, linear, attention["device"], attention["host"], attention["prefill"],
         attention["exchange"], _page_s(executor, clock), sorted(besides)[len(besides) // 2],
+        whole,
     )  # fmt: skip
 
 
@@ -96,6 +101,19 @@ def _shapes(executor: StagedExecutor, step_tokens: int, max_running: int) -> Ite
     while rows < 2 * longest:
         yield _Shape("device", 1, min(rows, longest), min(rows, longest))
         rows *= 2
+
+
+def _whole_s(executor: StagedExecutor, shape: _Shape, clock: Clock) -> float:
+    """Return the seconds of the fastest of a few steps of a shape in one piece."""
+    batch = [_input(executor, shape, number) for number in range(shape.sequences)]
+    found = []
+    for turn in range(_REPEATS + 1):
+        began = clock.perf_s()
+        executor.execute(batch)
+        took = clock.perf_s() - began
+        if turn:  # the first step warms the model, or records a graph
+            found.append(took)
+    return min(found)
 
 
 def _time(executor: StagedExecutor, shape: _Shape, clock: Clock) -> _Timed:

@@ -25,6 +25,8 @@ Decisions where the paper leaves a choice:
   price of the step. A sequence on the device that must make room leaves the host only a front, if that frees enough and
   the device's attention hides the host's; it gets the front back when the device has ample room, no prompt waits, and
   the step hides the copies. It has a row in every step.
+- Where a step in stages takes longer than one in one piece (on CUDA that is a graph), which the paper does not count,
+  the host gets new sequences only if steps in stages still serve more a second; the device alone works in one piece.
 - Shared pages are free once the last holder has left, and are copied once if several holders move in the same step.
 - The host's sequences are packed twice, the longest skipped first and the shortest first, into batch 1 before batch 0;
   and once into batch 0 only, which needs no second reading of the weights (not in the paper). The best plan wins.
@@ -237,10 +239,13 @@ class _Draft:
         batches = tuple(batch for batch in (first, second) if batch.rows)
         decoding = len(self.device) + len(split.first) + len(split.second)
         seconds = self.step_s(layer_s) if batches or self.moves else 0.0
-        return OffloadPlan(
+        plan = OffloadPlan(
             batches, tuple(self.moves), tuple(self.preempt), times, seconds, self.served(decoding),
             why if batches else "nothing",
         )  # fmt: skip
+        if not plan.whole:
+            return plan
+        return plan._replace(seconds=self.costs.whole_s(*_attended(self.device), seconds))
 
     def overlapped(self, split: _Split, why: Choice) -> OffloadPlan:
         """Return the plan of batches with overlapping stages."""
@@ -321,7 +326,7 @@ def _make_room(draft: _Draft, state: OffloadState, *, uses_host: bool) -> list[P
             continue
         draft.device.remove(victim)
         missing = draft.departures.copied(victim)
-        moves = uses_host and missing <= draft.host_free
+        moves = uses_host and missing <= draft.host_free and _stages_pay(draft, state)
         draft.device_free += draft.departures.leaves(victim, moves=moves)
         if moves:
             draft.host_free -= missing
@@ -471,7 +476,7 @@ def _place(
         return None
     if mode is not OffloadMode.ASYMMETRIC:
         return placed
-    return placed if _covered(draft, prompt) else None
+    return placed if _covered(draft, state, prompt) else None
 
 
 def _fits_device(
@@ -489,8 +494,8 @@ def _fits_split(
     draft: _Draft, state: OffloadState, prompt: PromptState, promised: int, alone: bool
 ) -> bool:
     """Return whether a prompt may have its front on the host: both tiers have room, and the host could attend to it."""
-    history, lonely = prompt.history, alone and not draft.host
-    if not history.front or not (lonely or _covered(draft, prompt.split)):
+    history, lonely = prompt.history, _lonely(draft, alone)
+    if not history.front or not (lonely or _covered(draft, state, prompt.split)):
         return False
     spare = draft.host_free - history.front_idle
     there = spare >= int(RESERVE * state.host.total) or (lonely and spare >= 0)
@@ -515,8 +520,8 @@ def _resumed(
 
     `room` tells whether it fits the device, and whether it fits both tiers.
     """
-    lonely = alone and not draft.host
-    whole = prompt.rows <= budget and (lonely or _covered(draft, prompt))
+    lonely = _lonely(draft, alone)
+    whole = prompt.rows <= budget and (lonely or _covered(draft, state, prompt))
     tiers: tuple[LocalTier, LocalTier] = ("device", "host")
     there = [_Placed(prompt, prompt.rows, "host", tier, "attend") for tier in tiers]
     attending = frozenset(
@@ -549,9 +554,14 @@ def _in_time(draft: _Draft, placed: _Placed) -> bool:
     return within
 
 
-def _covered(draft: _Draft, prompt: PromptState) -> bool:
-    """Return whether the host could attend to all its sequences and this prompt's within one linear stage."""
-    if any(each.skipped >= PATIENCE for each in draft.host):
+def _lonely(draft: _Draft, alone: bool) -> bool:
+    """Return whether nothing else runs, so that the host may attend unhidden, where its stages cost nothing more."""
+    return alone and not draft.host and draft.costs.whole is None
+
+
+def _covered(draft: _Draft, state: OffloadState, prompt: PromptState) -> bool:
+    """Return whether the host could attend to all its sequences and this prompt's within one linear stage, and pays."""
+    if any(each.skipped >= PATIENCE for each in draft.host) or not _stages_pay(draft, state):
         return False
     bound = [placed.prompt for placed in draft.prompts if placed.home == "host"]
     rows = draft.rows - sum(each.rows for each in bound) + prompt.rows
@@ -561,6 +571,25 @@ def _covered(draft: _Draft, prompt: PromptState) -> bool:
     held += [each.length for each in bound]
     held.append(PAGE * prompt.front or prompt.length)
     return draft.costs.host_s(len(held), sum(held)) <= draft.costs.linear.seconds(rows)
+
+
+def _stages_pay(draft: _Draft, state: OffloadState) -> bool:
+    """Return whether steps in stages serve more a second than the device alone once all prompts decode.
+
+    The host gets as many of its sequences and of the prompts without a home as the device hides. True where a step in
+    stages takes no longer than one in one piece; False if the device has nothing to decode.
+    """
+    if draft.costs.whole is None:
+        return True
+    at_home = {placed.prompt.order for placed in draft.prompts if placed.home == "device"}
+    device, host = list(draft.device), [*draft.host, *draft.moving]
+    for prompt in state.prompts:
+        on_device = prompt.running or prompt.order in at_home
+        decoding = DecodeState(prompt.order, "device" if on_device else "host", prompt.length, 0)
+        (device if on_device else host).append(decoding)
+    later = _Draft(draft.costs, draft.limits, 0, 0, device, host)
+    both = later.overlapped(_pack(later, host), "two batches")
+    return bool(device) and both.throughput > later.overlapped(_ALONE, "device only").throughput
 
 
 def _affordable(prompt: PromptState, rows: int, pages: int) -> int:

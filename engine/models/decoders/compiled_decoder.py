@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.native.finder import find
+from common.native.finder import open_first, open_library
 from engine.kernels.attention_plan import QueryRows, lay_out
-from engine.kernels.encoder import open_library
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import PageMemory
 from engine.kernels.partial import Partial
@@ -90,17 +89,16 @@ class _Pages(ctypes.Structure):
 
 def load_kernels() -> ctypes.CDLL | None:
     """Return the decoder's kernels for this processor, or None if they cannot be built or loaded."""
-    for source in DECODER:
-        path = find(source)
-        library = None if path is None else open_kernels(path)
-        if library is not None:
-            return library
-    return None
+    return _typed(open_first(DECODER))
 
 
 def open_kernels(path: Path) -> ctypes.CDLL | None:
     """Return the kernels in a library, or None if it cannot be opened."""
-    library = open_library(path)
+    return _typed(open_library(path))
+
+
+def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
+    """Name the results of the kernels' functions that are not ints."""
     if library is not None:
         library.spillway_model.restype = ctypes.c_void_p
         library.spillway_pack.restype = ctypes.c_void_p

@@ -7,11 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulation.host_offload import OffloadSimulation, SimulatedRequest, synthetic
+from bench import ROOT
+from bench.simulation.host_offload import OffloadSimulation, Served, SimulatedRequest, synthetic
 from bench.simulation.rooflines import A10G, LLAMA_7B, LLAMA_8B, T4, Machine, ModelSize, costs
 from common.cost.linear import LinearCost, Probe
 from common.cost.table import CostTable, OnlineTable
@@ -37,6 +39,12 @@ from engine.decoder.offload.scheduler import PATIENCE, STARVED, schedule
 
 MACHINES = (A10G["g5.4xlarge"], A10G["g5.16xlarge"], T4[640])
 LIMITS = OffloadLimits(8192, 256)
+
+
+def measured_points(cell: str) -> OffloadPoints:
+    """Return the stages' costs as they were measured on an H200 with 16 cores beside it."""
+    found = msgspec.json.decode((ROOT / "docs" / "benchmarks" / "gpu" / "neo.json").read_bytes())
+    return msgspec.convert(found["cells"][cell]["points"], OffloadPoints)
 
 
 @st.composite
@@ -165,7 +173,10 @@ def _formula_s(state: OffloadState, plan: OffloadPlan, model: OffloadCosts) -> f
     copied = sum(move.pages for move in plan.moves)
     copied += sum(chunk.copied for chunk in first.prompts)
     layers_s = model.layers * (max(l0, ca1) + max(l1 + ga0, ca0))
-    return model.step_s + max(layers_s, copied * model.page_s)
+    staged_s = model.step_s + max(layers_s, copied * model.page_s)
+    if first.prompts or first.host or second.host or plan.moves:
+        return staged_s
+    return model.whole_s(len(tokens[2]), sum(tokens[2]), staged_s)
 
 
 def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
@@ -211,17 +222,23 @@ def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
 @given(
     states(), st.sampled_from(MACHINES), st.sampled_from((2048, 8192)),
     st.sampled_from(((1, 1), (300, 0.01), (1000, 1), (1000, 100))),
+    st.sampled_from((None, LinearCost(1e-3, 1e-5, 1e-8), LinearCost(0.03, 0.0, 0.0))),
 )  # fmt: skip
 def test_a_plan_keeps_its_promises(
-    state: OffloadState, machine: Machine, tokens: int, slower: tuple[float, float]
+    state: OffloadState,
+    machine: Machine,
+    tokens: int,
+    slower: tuple[float, float],
+    whole: LinearCost | None,
 ) -> None:
     """Budgets, one row a sequence, attention where the home is, both inequalities, nobody starved, no slower choice.
 
-    So it is where pages come and the host attends so many times `slower`.
+    So it is where pages come and the host attends so many times `slower`, and where `whole` steps have another cost.
     """
     model = LLAMA_7B if machine.name.startswith("T4") else LLAMA_8B
     limits = OffloadLimits(tokens, 256)
     priced = _slower(_slower(costs(machine, model), "page_s", slower[0]), "host", slower[1])
+    priced = priced._replace(whole=whole)
     plan = schedule(state, limits, priced)
     rows = _rows(plan)
     decoding = {each.order: each for each in state.decoding}
@@ -508,6 +525,61 @@ def test_the_gain_is_that_of_the_check() -> None:
     assert gain(T4[640], LLAMA_7B, 250, 50) > gain(T4[2400], LLAMA_7B, 250, 50) > 1.3
 
 
+@pytest.mark.parametrize("cores", [4, 16])
+def test_stages_that_cost_more_than_the_host_gives_are_not_begun(cores: int) -> None:
+    """On an H200, measured, a step in stages takes five times one in one piece: NEO is no slower than the device alone.
+
+    By the costs of stages only it would take the host's help at half of the speed.
+    """
+    staged = measured_points(f"costs/{cores} cores")
+    steps = [(1, 5.65e-3), (8, 6.44e-3), (64, 9.33e-3), (256, 18.3e-3)]
+    known = msgspec.structs.replace(staged, whole=[Probe(n, 320 * n, s) for n, s in steps])
+    true = OffloadProfile(known).costs
+    work = synthetic(48, 1000, 128, 1)
+
+    def served(points: OffloadPoints, mode: OffloadMode) -> Served:
+        tokens, profile = (4384, 64_000), OffloadProfile(points)
+        return OffloadSimulation(
+            work, OffloadLimits(2048, 48), true, tokens, mode, profile=profile
+        ).run()
+
+    alone = served(known, OffloadMode.DEVICE)
+    neo, blind = served(known, OffloadMode.ASYMMETRIC), served(staged, OffloadMode.ASYMMETRIC)
+    assert blind.on_host > 0
+    assert blind.throughput < 0.8 * alone.throughput
+    assert neo.throughput > 0.97 * alone.throughput
+
+
+def test_stages_that_cost_little_more_still_gain() -> None:
+    """On an A10G, by rooflines, a step in one piece that saves 3 of 33 ms leaves most of the host's gain."""
+    machine = A10G["g5.16xlarge"]
+    model = costs(machine, LLAMA_8B)
+    row_s, token_s = model.linear.seconds(1), model.device.alpha_tokens_s
+    whole_s = model.step_s + model.layers * (row_s + model.device.beta_s) - 3e-3
+    priced = model._replace(whole=LinearCost(whole_s, 0.0, model.layers * token_s))
+    tokens, work = (machine.device_tokens, machine.host_tokens), synthetic(120, 1000, 100, 1)
+    alone, neo = (
+        OffloadSimulation(work, LIMITS, priced, tokens, mode).run()
+        for mode in (OffloadMode.DEVICE, OffloadMode.ASYMMETRIC)
+    )
+    assert neo.on_host > 0
+    assert neo.throughput > 1.1 * alone.throughput
+
+
+def test_a_lonely_conversation_leaves_the_host_where_stages_take_longer() -> None:
+    """Its history is attended in place only where that makes no later step slower."""
+    alone = ((0, 2048),)
+    prompt = PromptState(0, ((2016, 2048),), 0, brought=63, history=HostHistory(63, 63, 63, alone))
+    state = OffloadState((prompt,), (), PoolState(1250, 1250), PoolState(8000, 8000))
+    model = costs(A10G["g5.4xlarge"], LLAMA_8B)
+    slow = _slower(_slower(model, "page_s", 10), "host", 0.05)
+    homes = [
+        schedule(state, LIMITS, slow._replace(whole=whole)).batches[0].prompts[0].home
+        for whole in (None, LinearCost(1e-3, 0.0, 0.0))
+    ]
+    assert homes == ["host", "device"]
+
+
 # -- costs -----------------------------------------------------------------------------------------------
 
 
@@ -553,6 +625,17 @@ def test_a_profile_is_kept_and_learns(tmp_path: Path) -> None:
             profile.attention_took("host", items, tokens, 2 * true.host.seconds(items, tokens))
     assert profile.costs.host.seconds(8, 9000) == pytest.approx(
         2 * true.host.seconds(8, 9000), rel=0.05
+    )
+    profile.whole_took(8, 9000, 1.0)
+    assert profile.costs.whole is None
+    whole = [Probe(n, t, 2 * true.device.seconds(n, t)) for n, t in sizes]
+    profile = OffloadProfile(msgspec.structs.replace(points, whole=whole))
+    assert profile.costs.whole_s(8, 9000, 9.9) == pytest.approx(2 * true.device.seconds(8, 9000))
+    for _ in range(300):
+        for items, tokens in sizes:
+            profile.whole_took(items, tokens, 4 * true.device.seconds(items, tokens))
+    assert profile.costs.whole_s(8, 9000, 9.9) == pytest.approx(
+        4 * true.device.seconds(8, 9000), rel=0.05
     )
     assert profile.linear_took(512, 1.5 * true.linear.seconds(512)) == pytest.approx(1.5)
     next(tmp_path.iterdir()).write_text("{")
