@@ -24,7 +24,7 @@ Side = Callable[[int], Awaitable[Measured]]
 
 
 @dataclass(slots=True)
-class Blocks:
+class PairBlocks:
     """Seconds of each pair in the blocks that count; all pairs, the machine's speeds, how many blocks were dropped."""
 
     ours: list[float] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Blocks:
                 self.theirs.append(theirs)
 
 
-async def measure_sides(ours: Side, theirs: Side, *, pairs: int, block: int = BLOCK) -> Blocks:
+async def measure_sides(ours: Side, theirs: Side, *, pairs: int, block: int = BLOCK) -> PairBlocks:
     """Call both with the same numbers `pairs` times; every other pair begins with the rival.
 
     Both work once, unmeasured, after the speed of the machine was measured: that has left the caches full of its own.
     """
-    peak, found = Peak(), Blocks(block=block)
+    peak, found = Peak(), PairBlocks(block=block)
     await ours(0)
     await theirs(0)
     for number in range(pairs):
@@ -96,7 +96,7 @@ def timed(work: Callable[[int], Awaitable[None]]) -> Side:
 
 def measure_pairs(
     ours: Callable[[int], None], theirs: Callable[[int], None], *, pairs: int, block: int = BLOCK
-) -> Blocks:
+) -> PairBlocks:
     """Do as `measure_sides` for plain functions, without an event loop."""
 
     def side(work: Callable[[int], None]) -> Side:
@@ -109,7 +109,7 @@ def measure_pairs(
     try:
         coroutine.send(None)
     except StopIteration as done:
-        found: Blocks = done.value
+        found: PairBlocks = done.value
         return found
     raise RuntimeError("a synchronous pair waited for an event loop")
 

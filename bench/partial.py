@@ -13,7 +13,7 @@ from bench.document import BenchOptions
 T = TypeVar("T")
 
 
-class Partial(Generic[T]):
+class PartialResults(Generic[T]):
     """A row's results so far: `kept` is what the options' partial file holds, or a fresh `kind()`.
 
     `left` counts the pieces of work that the options' minutes left no time for. A file that holds something else

@@ -20,7 +20,7 @@ from bench.document import BenchOptions
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.processes import Service
-from bench.partial import Partial
+from bench.partial import PartialResults
 from chaos.work import Generations
 from loadgen import arrivals, bodies
 from loadgen.bodies import Request
@@ -99,7 +99,7 @@ async def run(
     rounds: int,
     seconds: float,
     data_dir: Path,
-    partial: Partial[Rounds],
+    partial: PartialResults[Rounds],
     seed: int = 1,
     *,
     calm_s: float | None = None,
@@ -202,7 +202,7 @@ def _sort(found: Block, kind: str, run: RequestRun, *, taken: bool, alone: bool)
 
 def measure(rounds: int, seconds: float, options: BenchOptions) -> tuple[list[Round], int]:
     """Run in a directory of its own that is gone afterwards; return all rounds, and how many are left."""
-    partial = Partial(options, Rounds)
+    partial = PartialResults(options, Rounds)
     with tempfile.TemporaryDirectory(prefix="spillway-f3-") as folder:
         found = asyncio.run(run(rounds, seconds, Path(folder), partial, options.seed))
     return found, partial.left

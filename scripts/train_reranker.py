@@ -20,19 +20,19 @@ def main() -> None:
     import torch  # noqa: PLC0415 - after the arguments, so that --help is quick
 
     from bench.ranker.corpus import Corpus, made  # noqa: PLC0415
-    from bench.ranker.training import Plan, Training, figures  # noqa: PLC0415
+    from bench.ranker.training import Training, TrainingPlan, figures  # noqa: PLC0415
     from bench.workloads.trained_ranker import DEFAULT  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT, help="the model's directory")
-    parser.add_argument("--lists", type=int, default=Plan().lists, help="lists to train on")
+    parser.add_argument("--lists", type=int, default=TrainingPlan().lists, help="lists to train on")
     parser.add_argument(
-        "--rate", type=float, default=Plan().rate, help="learning rate of the layers"
+        "--rate", type=float, default=TrainingPlan().rate, help="learning rate of the layers"
     )
-    parser.add_argument("--seed", type=int, default=Plan().seed)
+    parser.add_argument("--seed", type=int, default=TrainingPlan().seed)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plan = replace(Plan(), lists=args.lists, rate=args.rate, seed=args.seed)
+    plan = replace(TrainingPlan(), lists=args.lists, rate=args.rate, seed=args.seed)
     working = args.out.with_name(f"{args.out.name}.training")
     working.mkdir(parents=True, exist_ok=True)
     path = working / f"corpus-{plan.seed}.json"

@@ -25,7 +25,7 @@ STEP = 512  # rows a step computes at most, as a worker's default is
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class Model:
+class LoadedGenerator:
     """A loaded generator whose sequences lie one after another in its pages."""
 
     def __init__(self, model: str, kind: str, threads: int) -> None:
@@ -92,7 +92,7 @@ def main() -> None:
     """Load what the command line names, then answer until standard input ends."""
     log.setup("engine", WorkerConfig())
     began = time.perf_counter()
-    model = Model(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    model = LoadedGenerator(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     _answer({"started_s": time.perf_counter() - began})
     for line in sys.stdin:
         ((what, arguments),) = json.loads(line).items()

@@ -79,7 +79,7 @@ def _answer(value: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-class Engine:
+class EncoderProcess:
     """The other end: use as `async with Engine(data_dir) as engine`; `encode` returns the seconds it took."""
 
     def __init__(self, data_dir: Path, kind: str = "spillway", precision: str = "auto") -> None:

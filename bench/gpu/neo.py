@@ -40,8 +40,8 @@ from bench.simulation.rooflines import (
     LLAMA_8B,
     LLAMA_70B,
     T4,
-    Machine,
     ModelSize,
+    RooflineMachine,
 )
 from common.devices import detect
 from common.errors import ConfigError
@@ -95,7 +95,7 @@ class NeoCell(NamedTuple):
         return f"serve/{self.capacity}/{self.output}{host}/{self.mode}"
 
 
-def _tokens(machine: Machine, model: ModelSize) -> int:
+def _tokens(machine: RooflineMachine, model: ModelSize) -> int:
     """Return the tokens of an 8B shape whose keys and values are the share of its weights that a machine's are."""
     share = machine.device_tokens * model.kv_bytes * model.layers / model.weight_bytes
     return int(share * LLAMA_8B.weight_bytes / (LLAMA_8B.kv_bytes * LLAMA_8B.layers))

@@ -50,7 +50,7 @@ def serve(pipe: Connection, directory: str, device: str, cores: Sequence[int]) -
         return
 
 
-class Device:
+class EncoderDevice:
     """A process that embeds; `ask` and `wait` are its queue."""
 
     def __init__(self, directory: str, device: str, cores: Sequence[int]) -> None:
@@ -78,20 +78,22 @@ class Device:
         self._process.kill()
 
 
-class Pair:
+class DevicePair:
     """The accelerator and, if it has cores, the CPU beside it."""
 
     def __init__(self, directory: str, device: str, cores: Sequence[int]) -> None:
         spare = sorted(os.sched_getaffinity(0) - set(cores))
-        self.accelerator = Device(directory, device, spare if device == "cpu" and spare else ())
-        self.cpu = Device(directory, "cpu", cores)
+        self.accelerator = EncoderDevice(
+            directory, device, spare if device == "cpu" and spare else ()
+        )
+        self.cpu = EncoderDevice(directory, "cpu", cores)
 
     def close(self) -> None:
         """End both."""
         self.accelerator.close()
         self.cpu.close()
 
-    async def alone(self, device: Device, tokens: int, queries: int) -> float:
+    async def alone(self, device: EncoderDevice, tokens: int, queries: int) -> float:
         """Return the seconds of one closed round on one device."""
         began = time.perf_counter()
         device.ask(queries, tokens)
@@ -122,9 +124,9 @@ class Pair:
 
 
 @contextmanager
-def running(directory: str, device: str, cores: Sequence[int]) -> Iterator[Pair]:
+def running(directory: str, device: str, cores: Sequence[int]) -> Iterator[DevicePair]:
     """Start both devices and end them."""
-    pair = Pair(directory, device, cores)
+    pair = DevicePair(directory, device, cores)
     try:
         yield pair
     finally:

@@ -14,7 +14,7 @@ from spillway_client import AsyncSpillway
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
 from bench.rivals.completion_servers import Weights
-from bench.workloads.mixed_load import Corpus, Document, StackError
+from bench.workloads.mixed_load import StackError, StoredText, TextCorpus
 from bench.workloads.turns import System
 from loadgen.bodies import Request
 from loadgen.target import Target
@@ -43,7 +43,7 @@ class MeshStack:
         found = await self._post(f"/v1/collections/{COLLECTION}/search", {"text": text, "k": k})
         return [hit["id"] for hit in msgspec.json.decode(found)["data"]]
 
-    async def ingest(self, documents: Sequence[Document]) -> None:
+    async def ingest(self, documents: Sequence[StoredText]) -> None:
         """Store documents; returns when they are on disk and can be found."""
         body = {"documents": [each._asdict() for each in documents]}
         low = {"Spillway-Priority": "low"}
@@ -66,7 +66,7 @@ class MeshStack:
 
 
 @contextlib.asynccontextmanager
-async def mesh_stack(found: Weights, pieces: Corpus, folder: Path) -> AsyncIterator[MeshStack]:
+async def mesh_stack(found: Weights, pieces: TextCorpus, folder: Path) -> AsyncIterator[MeshStack]:
     """Run the product with its defaults and a chat model in bf16, its collection filled and indexed."""
     worker = processes.chat_worker(
         "gpu_worker", "--device", "cpu", model=str(found.directory), dtype="bf16"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from bench.ranker.lists import RankedList, held_out, wrong
-from bench.ranker.pages import Page, begins, pages, windows
+from bench.ranker.pages import TextPage, begins, pages, windows
 from bench.ranker.questions import asked
 from cli import sample
 from cli.files import Item
@@ -87,7 +87,7 @@ def _known() -> set[str]:
     return found
 
 
-def _sense(page: Page, text: str) -> str:
+def _sense(page: TextPage, text: str) -> str:
     """Return what must differ for two passages to answer different questions: the text without the page's name."""
     return begins(text.removeprefix(page.name))
 

@@ -35,7 +35,7 @@ _HEADING = re.compile(r"^#{1,4} +(.+?) *#*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TextPage:
     """A docstring or a readme's section, under its dotted name or its heading."""
 
     name: str
@@ -55,9 +55,9 @@ def begins(text: str) -> str:
     return "".join(text.lower().split())[:_BEGINNING]
 
 
-def pages(known: Collection[str], packages: Iterable[str] = PACKAGES) -> list[Page]:
+def pages(known: Collection[str], packages: Iterable[str] = PACKAGES) -> list[TextPage]:
     """Return the pages of the packages that are installed, without those that begin like one of `known`."""
-    seen, found = set(known), list[Page]()
+    seen, found = set(known), list[TextPage]()
     for package in packages:
         try:
             distribution = metadata.distribution(package)
@@ -74,7 +74,7 @@ def pages(known: Collection[str], packages: Iterable[str] = PACKAGES) -> list[Pa
     return found
 
 
-def windows(number: int, page: Page) -> list[Window]:
+def windows(number: int, page: TextPage) -> list[Window]:
     """Return a page's first windows of at most WINDOW_CHARS characters, cut between lines where lines are short."""
     rest, found = f"{page.name}\n\n{page.text}", list[Window]()
     while rest and len(found) < WINDOWS:
@@ -90,26 +90,26 @@ def windows(number: int, page: Page) -> list[Window]:
     return [window for window in found if len(window.text) >= _MIN_CHARS]
 
 
-def sections(name: str, text: str) -> Iterator[Page]:
+def sections(name: str, text: str) -> Iterator[TextPage]:
     """Yield the sections of a Markdown text, each under the text's name and its own heading."""
     _, *parts = _HEADING.split(text)
     for heading, content in zip(parts[::2], parts[1::2], strict=True):
-        yield Page(f"{name}: {heading}", content.strip())
+        yield TextPage(f"{name}: {heading}", content.strip())
 
 
-def docstrings(tree: ast.Module, name: str) -> Iterator[Page]:
+def docstrings(tree: ast.Module, name: str) -> Iterator[TextPage]:
     """Yield the docstrings of a module and of all that is public in it."""
-    return (Page(*told) for told in sample.docstrings(tree, name))
+    return (TextPage(*told) for told in sample.docstrings(tree, name))
 
 
-def _readme(distribution: metadata.Distribution) -> Iterator[Page]:
+def _readme(distribution: metadata.Distribution) -> Iterator[TextPage]:
     told: Any = distribution.metadata  # a message, whose body is the readme
     text = told.get_payload()
     if isinstance(text, str):
         yield from sections(told["Name"], text)
 
 
-def _docstrings(distribution: metadata.Distribution) -> Iterator[Page]:
+def _docstrings(distribution: metadata.Distribution) -> Iterator[TextPage]:
     files = sorted(str(file) for file in distribution.files or () if str(file).endswith(".py"))
     for file in _spread(files):
         parts = Path(file).with_suffix("").parts

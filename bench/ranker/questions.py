@@ -10,7 +10,7 @@ import random
 import re
 from typing import Literal, NamedTuple
 
-from bench.ranker.pages import Page
+from bench.ranker.pages import TextPage
 
 Kind = Literal["about", "detail", "follow-up"]
 
@@ -77,7 +77,7 @@ class Question(NamedTuple):
     source: str
 
 
-def asked(page: Page, shown: str, draw: random.Random) -> Question | None:
+def asked(page: TextPage, shown: str, draw: random.Random) -> Question | None:
     """Return a question that the page's part `shown` answers, None where no template fits.
 
     Words are replaced by others of like meaning, or left out, so that matching words alone does not find the page.
@@ -108,7 +108,7 @@ def _short(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def _first(page: Page) -> str:
+def _first(page: TextPage) -> str:
     return " ".join(_SENTENCE.split(page.text.strip())[0].split())
 
 
@@ -120,7 +120,7 @@ def _lower(text: str) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-def _about(page: Page, draw: random.Random) -> tuple[str, str] | None:
+def _about(page: TextPage, draw: random.Random) -> tuple[str, str] | None:
     """Return a question of what a page is about, and the sentence that it was made of."""
     sentence = _first(page)
     plain = _plain(sentence).rstrip(".: ")[:120]
@@ -188,7 +188,7 @@ def _details(shown: str, first: str) -> list[tuple[str, str]]:
     return found
 
 
-def _named(detail: str, page: Page, draw: random.Random) -> str:
+def _named(detail: str, page: TextPage, draw: random.Random) -> str:
     name = draw.choice((page.name, _short(page.name), words_of(page.name)))
     return draw.choice(
         (f"{detail} ({name})", f"With {name}: {detail}", f"{name}: {detail}", detail)

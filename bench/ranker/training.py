@@ -33,7 +33,7 @@ _FROZEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """The sizes of a training: lists in all and in a step, tokens of a pair, rates of layers and of the head.
 
     After so many seconds of training it is saved, after so many steps it tells how far it is.
@@ -67,7 +67,7 @@ def frozen_at(progress: float) -> int:
 class Training:
     """One run: network, optimiser and how far it is, all of which a checkpoint holds."""
 
-    def __init__(self, plan: Plan, corpus: Corpus, checkpoint: Path) -> None:
+    def __init__(self, plan: TrainingPlan, corpus: Corpus, checkpoint: Path) -> None:
         torch.manual_seed(plan.seed)
         self.plan, self.corpus, self._checkpoint = plan, corpus, checkpoint
         source = find("").directory

@@ -19,7 +19,7 @@ from bench.rivals import environments
 from bench.rivals.completion_servers import Weights, serve
 from bench.rivals.llama_server import BASE, llama_server
 from bench.rivals.pgvector import VectorTable, pgvector
-from bench.workloads.mixed_load import Corpus, Document, StackError
+from bench.workloads.mixed_load import StackError, StoredText, TextCorpus
 from bench.workloads.turns import System
 from bench.workloads.vectors import Rows
 from loadgen.bodies import Request
@@ -116,7 +116,7 @@ class AssembledStack:
         (row,) = _rows(await _post(self.searcher, [text]))
         return await self.table.nearest(row, k)
 
-    async def ingest(self, documents: Sequence[Document]) -> None:
+    async def ingest(self, documents: Sequence[StoredText]) -> None:
         """Embed and store documents; returns when they are on disk and can be found."""
         rows = _rows(await _post(self.behind, [each.text for each in documents]))
         await self.table.store(documents, rows)
@@ -142,7 +142,7 @@ def _rows(body: bytes) -> Rows:
 
 @contextlib.asynccontextmanager
 async def assembled_stack(
-    found: Weights, pieces: Corpus, division: Division, folder: Path, options: BenchOptions
+    found: Weights, pieces: TextCorpus, division: Division, folder: Path, options: BenchOptions
 ) -> AsyncIterator[AssembledStack]:
     """Run the three servers in one division of the cores, the table filled and indexed, its ef chosen."""
     async with contextlib.AsyncExitStack() as stack:

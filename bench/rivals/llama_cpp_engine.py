@@ -117,7 +117,7 @@ def library() -> Any:
     return found
 
 
-class Model:
+class LoadedGguf:
     """A loaded GGUF with room for many sequences, driven by llama.cpp's own batches."""
 
     def __init__(self, path: Path, threads: int, streams: int, room: int, setting: Words) -> None:
@@ -220,7 +220,7 @@ class Model:
 def serve(path: Path, threads: int, streams: int, room: int, setting: Words) -> None:
     """Answer lines until standard input ends."""
     began = time.perf_counter()
-    model = Model(path, threads, streams, room, setting)
+    model = LoadedGguf(path, threads, streams, room, setting)
     print(json.dumps({"started_s": time.perf_counter() - began}), flush=True)
     for line in sys.stdin:
         ((what, arguments),) = json.loads(line).items()

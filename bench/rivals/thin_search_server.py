@@ -31,7 +31,7 @@ THREADS = 2
 METRIC = "dot"
 
 
-class Engine(Protocol):
+class NeighbourEngine(Protocol):
     """A library that finds the k nearest of each query, among all rows or those whose bucket is below a bound."""
 
     async def build(self, rows: Any, buckets: Any) -> None:
@@ -167,7 +167,7 @@ class Milvus:
         return ids, [[hit["distance"] for hit in row] for row in found]
 
 
-ENGINES: dict[str, Callable[[Path], Engine]] = {"lancedb": Lance, "milvus-lite": Milvus}
+ENGINES: dict[str, Callable[[Path], NeighbourEngine]] = {"lancedb": Lance, "milvus-lite": Milvus}
 
 
 async def build(engine: str, source: Path, folder: Path) -> None:
@@ -183,7 +183,7 @@ async def serve(engine: str, folder: Path, host: str, port: int) -> None:
     import msgspec  # noqa: PLC0415 - the environment's own
     from aiohttp import web  # noqa: PLC0415
 
-    searched: Engine = ENGINES[engine](folder)
+    searched: NeighbourEngine = ENGINES[engine](folder)
 
     async def setting(request: web.Request) -> web.Response:
         await searched.use(msgspec.json.decode(await request.read()))

@@ -29,7 +29,7 @@ from engine.decoder.offload.scheduler import schedule
 SHOWN = 48  # prompts that a step may begin: the scheduler sees no more of the queue
 
 
-class SimulatedRequest(NamedTuple):
+class OffloadRequest(NamedTuple):
     """A request that comes at `at_s`: tokens of its prompt and of its answer, at least one each."""
 
     at_s: float
@@ -40,7 +40,7 @@ class SimulatedRequest(NamedTuple):
 @dataclass(eq=False)
 class _Running:
     order: int
-    request: SimulatedRequest
+    request: OffloadRequest
     produced: int = 0
     computed: int = 0
     home: LocalTier = "device"
@@ -70,7 +70,7 @@ class _Running:
 
 
 @dataclass
-class Served:
+class OffloadRun:
     """What became of all requests: seconds in all, tokens, and seconds per token of each answer."""
 
     seconds: float = 0.0
@@ -99,7 +99,7 @@ class OffloadSimulation:
 
     def __init__(
         self,
-        requests: Iterable[SimulatedRequest],
+        requests: Iterable[OffloadRequest],
         limits: OffloadLimits,
         costs: OffloadCosts,
         tokens: tuple[int, int],
@@ -122,13 +122,13 @@ class OffloadSimulation:
             "exchange": costs.exchange,
         }
         self.now_s = 0.0
-        self.served = Served()
+        self.served = OffloadRun()
         self._due = [_Running(order, each) for order, each in enumerate(sorted(requests))]
         self._due.reverse()
         self._open: dict[int, _Running] = {}
         self._total: dict[LocalTier, int] = {"device": tokens[0] // PAGE, "host": tokens[1] // PAGE}
 
-    def run(self) -> Served:
+    def run(self) -> OffloadRun:
         """Serve all requests."""
         while self._due or self._open:
             while self._due and (self._due[-1].request.at_s <= self.now_s or not self._open):
@@ -241,11 +241,11 @@ class OffloadSimulation:
             self.served.latencies_s.append((self.now_s - one.request.at_s) / one.produced)
 
 
-def synthetic(count: int, prompt: int, output: int, seed: int) -> list[SimulatedRequest]:
+def synthetic(count: int, prompt: int, output: int, seed: int) -> list[OffloadRequest]:
     """Return requests that are all there at once, lengths uniform within a tenth of the mean (NEO, 5.1)."""
     draw = random.Random(seed)
     return [
-        SimulatedRequest(
+        OffloadRequest(
             0.0, int(draw.uniform(0.9, 1.1) * prompt), max(1, int(draw.uniform(0.9, 1.1) * output))
         )
         for _ in range(count)
@@ -254,7 +254,7 @@ def synthetic(count: int, prompt: int, output: int, seed: int) -> list[Simulated
 
 def arriving(
     count: int, rate: float, lengths: tuple[float, float], seed: int, *, longest: int = 8000
-) -> list[SimulatedRequest]:
+) -> list[OffloadRequest]:
     """Return requests that arrive at random, `rate` a second; lengths are lognormal around the medians given."""
     draw = random.Random(seed)
     found, now_s = [], 0.0
@@ -262,5 +262,5 @@ def arriving(
         now_s += draw.expovariate(rate)
         prompt, output = (max(1, int(each * draw.lognormvariate(0, 0.6))) for each in lengths)
         prompt = min(prompt, longest - 1)
-        found.append(SimulatedRequest(now_s, prompt, min(output, longest - prompt)))
+        found.append(OffloadRequest(now_s, prompt, min(output, longest - prompt)))
     return found

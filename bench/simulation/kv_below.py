@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench.simulation.kv_simulation import DROPS, Setting, Simulation, Tiers, _remove
+from bench.simulation.kv_simulation import DROPS, Tiers, TierSetting, TierSimulation, _remove
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import make_policy
@@ -21,7 +21,7 @@ SETTINGS = ((4.0, 1000, 1000), (4.0, 2000, 3000), (6.0, 1000, 4000))  # rate, ho
 class ThreeTiers(Tiers):
     """Device, host and Redis; Redis learns only from what is put there and read there."""
 
-    def __init__(self, name: str, setting: Setting, redis_pages: int) -> None:
+    def __init__(self, name: str, setting: TierSetting, redis_pages: int) -> None:
         super().__init__("spillway", setting)
         self._room = redis_pages
         self._seen = History()
@@ -50,10 +50,10 @@ class ThreeTiers(Tiers):
                 _remove(page, self._in_redis, self._redis)
 
 
-class Below(Simulation):
+class Below(TierSimulation):
     """The simulation's conversations over three tiers."""
 
-    def __init__(self, name: str, setting: Setting, redis_pages: int, seed: int) -> None:
+    def __init__(self, name: str, setting: TierSetting, redis_pages: int, seed: int) -> None:
         super().__init__("spillway", setting, seed)
         self._tiers = ThreeTiers(name, setting, redis_pages)
 
@@ -61,7 +61,7 @@ class Below(Simulation):
 def main(seeds: Sequence[int] = (1, 2), conversations: int = 700) -> None:
     """Print the share of pages held and the seconds of computing again, by policy and setting."""
     for rate, host, redis in SETTINGS:
-        setting = Setting(rate=rate, host_pages=host, conversations=conversations)
+        setting = TierSetting(rate=rate, host_pages=host, conversations=conversations)
         for name in POLICIES:
             found = [Below(name, setting, redis, seed).run() for seed in seeds]
             cells = [f"{100 * one.hit_rate:.1f} % {one.recompute_s:.0f} s" for one in found]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.simulation.kv_traces import Request
+from bench.simulation.kv_traces import TraceTurn
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import Policy, make_policy
@@ -27,7 +27,7 @@ def price(depth: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 - FALL * np.minimum(depth, 0.5 / FALL)
 
 
-def hit_rate(name: str, requests: Sequence[Request], capacity: int) -> float:
+def hit_rate(name: str, requests: Sequence[TraceTurn], capacity: int) -> float:
     """Return the share of pages that are hits: held, with all before them, when their request arrives.
 
     Then all its pages are touched or added in order, and after each the policy drops what is above `capacity`, be
@@ -66,14 +66,14 @@ def _shrink(policy: Policy, held: set[PageId], capacity: int, now_s: float) -> N
             held.remove(page)
 
 
-def clairvoyant(requests: Sequence[Request], capacity: int) -> float:
+def clairvoyant(requests: Sequence[TraceTurn], capacity: int) -> float:
     """Return the hit rate of dropping the page whose next use is farthest away."""
     return _foreseen(
         requests, capacity, lambda _now, _place, uses: (-uses[0] if uses else -math.inf,)
     )
 
 
-def informed(requests: Sequence[Request], capacity: int) -> float:
+def informed(requests: Sequence[TraceTurn], capacity: int) -> float:
     """Return the hit rate of dropping the page that will be used the fewest times; among equals by age, from behind.
 
     It knows how often, not when: what the best learner of rates could come to know.
@@ -82,7 +82,7 @@ def informed(requests: Sequence[Request], capacity: int) -> float:
 
 
 def _foreseen(
-    requests: Sequence[Request], capacity: int, rank: Callable[[int, int, deque[int]], Rank]
+    requests: Sequence[TraceTurn], capacity: int, rank: Callable[[int, int, deque[int]], Rank]
 ) -> float:
     """Return the hit rate of dropping the page of the lowest rank: by now, place and uses still to come."""
     future: defaultdict[PageId, deque[int]] = defaultdict(deque)

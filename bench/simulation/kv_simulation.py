@@ -22,7 +22,7 @@ AHEAD = 0.25  # of the device's pages are kept free
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TierSetting:
     """A load and the tiers that serve it.
 
     `rate`: turns a second; `attention`: seconds of a page's attention at 4,096 tokens, in units of the rest;
@@ -43,7 +43,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TurnPages:
     """Pages of earlier turns that a turn needed; how many were held, and what the others cost."""
 
     past: int = 0
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Conversation:
+class SimulatedConversation:
     """One conversation: turns left, tokens and full pages so far."""
 
     number: int
@@ -81,7 +81,7 @@ class Conversation:
 class Tiers:
     """A device and a host, each full of pages: what leaves the device goes to the host, what leaves that is lost."""
 
-    def __init__(self, name: str, setting: Setting) -> None:
+    def __init__(self, name: str, setting: TierSetting) -> None:
         self._setting = setting
         self.history = History()
         # By conversations means that the host drops whole ones; the device hands over page by page, as always.
@@ -137,20 +137,20 @@ def _remove(page: PageId, held: set[PageId], policy: Policy) -> None:
     policy.discard(page)
 
 
-class Simulation:
+class TierSimulation:
     """Conversations that come, each turn after an answer and a pause, until all have ended."""
 
-    def __init__(self, name: str, setting: Setting, seed: int) -> None:
+    def __init__(self, name: str, setting: TierSetting, seed: int) -> None:
         self._setting, self._draw = setting, random.Random(seed)
-        self._tiers, self.outcome = Tiers(name, setting), Outcome()
-        self._events: list[tuple[float, int, Conversation, tuple[int, int], bool]] = []
+        self._tiers, self.outcome = Tiers(name, setting), TurnPages()
+        self._events: list[tuple[float, int, SimulatedConversation, tuple[int, int], bool]] = []
         self._order = 0
         at_s = 0.0
         for number in range(setting.conversations):
             at_s += self._draw.expovariate(setting.rate / 5.56)
-            self._push(at_s, Conversation(number, turns(self._draw)), tokens(self._draw))
+            self._push(at_s, SimulatedConversation(number, turns(self._draw)), tokens(self._draw))
 
-    def run(self) -> Outcome:
+    def run(self) -> TurnPages:
         """Let everything happen; return what came of it."""
         while self._events:
             now_s, _, who, size, ends = heapq.heappop(self._events)
@@ -161,12 +161,12 @@ class Simulation:
         return self.outcome
 
     def _push(
-        self, at_s: float, who: Conversation, size: tuple[int, int], *, ends: bool = False
+        self, at_s: float, who: SimulatedConversation, size: tuple[int, int], *, ends: bool = False
     ) -> None:
         heapq.heappush(self._events, (at_s, self._order, who, size, ends))
         self._order += 1
 
-    def _begin(self, now_s: float, who: Conversation, size: tuple[int, int]) -> None:
+    def _begin(self, now_s: float, who: SimulatedConversation, size: tuple[int, int]) -> None:
         tiers, outcome, setting = self._tiers, self.outcome, self._setting
         whole = -(-(who.tokens + sum(size)) // PAGE)
         if whole > setting.device_pages - tiers.running:
@@ -184,7 +184,7 @@ class Simulation:
         tiers.hand_over(int(AHEAD * setting.device_pages) - tiers.free, now_s)
         self._push(now_s + size[1] * TOKEN_S, who, size, ends=True)
 
-    def _end(self, now_s: float, who: Conversation, size: tuple[int, int]) -> None:
+    def _end(self, now_s: float, who: SimulatedConversation, size: tuple[int, int]) -> None:
         who.add(size[1])
         self._tiers.running -= -(-who.tokens // PAGE)
         self._tiers.history.end(who.pages, now_s)

@@ -19,7 +19,7 @@ THINK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceTurn:
     """One turn: when it comes, the pages of its prompt, and those of its answer that are full."""
 
     at_s: float
@@ -33,7 +33,7 @@ class _Line(msgspec.Struct):
     hash_ids: list[int]
 
 
-def read(path: Path) -> list[Request]:
+def read(path: Path) -> list[TraceTurn]:
     """Read a trace as Mooncake publishes them: JSON lines with timestamp, output_length and hash_ids.
 
     A block of the file is a page here. Answers are not named in it: each gets a name for every full PAGE tokens.
@@ -49,7 +49,7 @@ def read(path: Path) -> list[Request]:
             ) from error
         pages = [name("block", block) for block in found.hash_ids]
         answer = [name("answer", number, place) for place in range(found.output_length // PAGE)]
-        requests.append(Request(found.timestamp / 1000, pages, answer))
+        requests.append(TraceTurn(found.timestamp / 1000, pages, answer))
     return requests
 
 
@@ -71,13 +71,13 @@ def tokens(draw: random.Random) -> tuple[int, int]:
     )
 
 
-def generate(requests: int, skew: float, seed: int) -> list[Request]:
+def generate(requests: int, skew: float, seed: int) -> list[TraceTurn]:
     """Return a load of conversations like ShareGPT's and of questions about documents, half of each.
 
     The documents' popularity falls with the power `skew` of their rank; an infinite one means conversations only.
     """
     draw = random.Random(seed)
-    found: list[Request] = []
+    found: list[TraceTurn] = []
     asked = 0 if math.isinf(skew) else requests // 2
     if asked:
         found += _questions(asked, skew, draw)
@@ -86,7 +86,7 @@ def generate(requests: int, skew: float, seed: int) -> list[Request]:
     return sorted(found, key=lambda request: request.at_s)[:requests]
 
 
-def _questions(count: int, skew: float, draw: random.Random) -> list[Request]:
+def _questions(count: int, skew: float, draw: random.Random) -> list[TraceTurn]:
     """Questions come once a second; each about a document of 4 to 256 pages, and a page of its own."""
     lengths = [round(2 ** draw.uniform(2, 8)) for _ in range(2000)]
     weights = [(rank + 1) ** -skew for rank in range(len(lengths))]
@@ -96,13 +96,13 @@ def _questions(count: int, skew: float, draw: random.Random) -> list[Request]:
         at_s += draw.expovariate(1.0)
         pages = [name("document", document, place) for place in range(lengths[document])]
         answer = [name("reply", number, n) for n in range(draw.randrange(3))]
-        found.append(Request(at_s, [*pages, name("question", number)], answer))
+        found.append(TraceTurn(at_s, [*pages, name("question", number)], answer))
     return found
 
 
-def _conversations(count: int, rate: float, draw: random.Random) -> list[Request]:
+def _conversations(count: int, rate: float, draw: random.Random) -> list[TraceTurn]:
     """Return the turns of conversations, `rate` of them a second."""
-    found: list[Request] = []
+    found: list[TraceTurn] = []
     at_s, number = 0.0, 0
     waiting: list[tuple[float, int, int, int]] = []  # time, conversation, turns left, tokens so far
     while len(found) < count:
@@ -115,7 +115,7 @@ def _conversations(count: int, rate: float, draw: random.Random) -> list[Request
         prompt, whole = (before + come) // PAGE, (before + come + gone) // PAGE
         pages = [name("turn", who, place) for place in range(whole)]
         if prompt:
-            found.append(Request(now_s, pages[:prompt], pages[prompt:]))
+            found.append(TraceTurn(now_s, pages[:prompt], pages[prompt:]))
         if left > 1:
             again_s = now_s + gone * 0.03 + draw.expovariate(1 / THINK_S)
             heapq.heappush(waiting, (again_s, who, left - 1, before + come + gone))

@@ -26,7 +26,7 @@ TOKENS = 512
 _WAIT_S = 0.01
 
 
-class Speed(NamedTuple):
+class TierSpeed(NamedTuple):
     """A tier: seconds to an answer, and of a page; how many answers come before it hangs or is dead."""
 
     latency_s: float = 0.0005
@@ -35,7 +35,7 @@ class Speed(NamedTuple):
     dead: bool = False
 
 
-class Outcome(NamedTuple):
+class FirstToken(NamedTuple):
     """Seconds to the first token, and pages that came from the tier."""
 
     first_s: float
@@ -51,7 +51,7 @@ def price(depth: NDArray[np.float64]) -> NDArray[np.float64]:
 class _Store:
     """A tier of pages behind one line, which answers as fast as it is told to."""
 
-    def __init__(self, held: set[PageId], speed: Speed) -> None:
+    def __init__(self, held: set[PageId], speed: TierSpeed) -> None:
         self._held, self._speed, self._left = held, speed, speed.answers
         self._line = asyncio.Lock()
 
@@ -87,10 +87,10 @@ class _Copier:
         return {}
 
 
-class Bench:
+class TierTurns:
     """A scheduler and a prefetcher that go through turns one by one; what a prefetcher learns, it keeps."""
 
-    def __init__(self, speed: Speed, *, fetches: bool = True) -> None:
+    def __init__(self, speed: TierSpeed, *, fetches: bool = True) -> None:
         shape = ModelShape([None], [1], 4096, 1 << 20, 50, 4096)
         self._scheduler = Scheduler(shape, StepLimits(TOKENS, 8), TierPolicy("lru", price))
         self._held: set[PageId] = set()
@@ -102,7 +102,7 @@ class Bench:
             clock: Any = _LoopClock()
             self.prefetcher = Prefetcher(store, self._scheduler, copier, price, lambda: None, clock)
 
-    async def turn(self, prompt: Sequence[int], hits: float, seed: int) -> Outcome:
+    async def turn(self, prompt: Sequence[int], hits: float, seed: int) -> FirstToken:
         """Compute one token after a prompt of which the tier has a share of the pages."""
         loop = asyncio.get_running_loop()
         sequence = TokenSequence(
@@ -131,18 +131,18 @@ class Bench:
             if part.draws:
                 self._scheduler.drop([sequence])
         after = 0 if self.prefetcher is None else self.prefetcher.fetched["redis"]
-        return Outcome(loop.time() - began, after - before)
+        return FirstToken(loop.time() - began, after - before)
 
 
 def compare(
-    speeds: Sequence[Speed], hits: float, tokens: int, *, seed: int, turns: int
+    speeds: Sequence[TierSpeed], hits: float, tokens: int, *, seed: int, turns: int
 ) -> list[tuple[float, float, int]]:
     """Return (with the tier, without, pages fetched) of each turn; the tier's speed changes from turn to turn."""
 
     async def sides() -> list[tuple[float, float, int]]:
         rng = random.Random(seed)
-        alone = Bench(Speed(), fetches=False)
-        with_tier = Bench(speeds[0])
+        alone = TierTurns(TierSpeed(), fetches=False)
+        with_tier = TierTurns(speeds[0])
         assert with_tier.prefetcher is not None
         found = []
         for turn in range(turns):

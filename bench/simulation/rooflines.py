@@ -27,7 +27,7 @@ class ModelSize(NamedTuple):
     kv_bytes: int
 
 
-class Machine(NamedTuple):
+class RooflineMachine(NamedTuple):
     """A device and its host: bytes/s and operations/s reached, bytes/s between them, and tokens that each can hold."""
 
     name: str
@@ -44,7 +44,7 @@ LLAMA_7B = ModelSize("LLaMa-2-7B", 32, 13e9, 4096, 16384)
 LLAMA_70B = ModelSize("LLaMa-3.1-70B", 80, 137e9, 8192, 4096)
 
 # Shares reached: 0.8 of a memory's bandwidth, 0.5 of an A10G's and an H100's operations, 0.4 of a T4's.
-_A10G = Machine("A10G", 0.8 * 600e9, 0.5 * 125e12, 50e9, 20e9, 40_000, 256_000)
+_A10G = RooflineMachine("A10G", 0.8 * 600e9, 0.5 * 125e12, 50e9, 20e9, 40_000, 256_000)
 A10G = {
     "g5.2xlarge": _A10G._replace(name="g5.2xlarge", host_tokens=128_000),
     "g5.4xlarge": _A10G._replace(name="g5.4xlarge"),
@@ -52,14 +52,16 @@ A10G = {
     "g5.16xlarge": _A10G._replace(name="g5.16xlarge", host_bytes_s=200e9, host_tokens=1_024_000),
 }
 T4 = {
-    tokens: Machine(f"T4, {tokens:,} tokens", 0.8 * 320e9, 0.4 * 65e12, 60e9, 10e9, tokens, 60_000)
+    tokens: RooflineMachine(
+        f"T4, {tokens:,} tokens", 0.8 * 320e9, 0.4 * 65e12, 60e9, 10e9, tokens, 60_000
+    )
     for tokens in (640, 1024, 2400)
 }
 # Two devices as one; their host is one of four memory nodes.
-H100 = Machine("2 x H100", 0.8 * 6.7e12, 0.5 * 1980e12, 120e9, 80e9, 36_000, 600_000)
+H100 = RooflineMachine("2 x H100", 0.8 * 6.7e12, 0.5 * 1980e12, 120e9, 80e9, 36_000, 600_000)
 
 
-def costs(machine: Machine, model: ModelSize) -> OffloadCosts:
+def costs(machine: RooflineMachine, model: ModelSize) -> OffloadCosts:
     """Return the seconds of every stage of a layer."""
     weights_s = model.weight_bytes / model.layers / machine.device_bytes_s
     row_s = (

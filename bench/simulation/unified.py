@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.workloads.conversations import Scale, Turn, conversations
-from bench.workloads.turns import Asked, Point, point
+from bench.workloads.turns import AskedTurn, Point, point
 from common.pages.identity import PAGE, root_id
 from engine.decoder.executor.interface import ModelShape
 from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
@@ -51,7 +51,7 @@ class _Conversation:
     turn: int = 0
 
 
-class Simulation:
+class TurnSimulation:
     """One rate of conversations a second, planned in one of the two ways; `asked` is by conversation and turn.
 
     Conversations begin in an open loop, each turn is sent a pause after the last answer, and what is open after
@@ -69,13 +69,13 @@ class Simulation:
     ) -> None:
         self.scheduler = Scheduler(SHAPE, BOUNDS)
         self.now_s = 0.0
-        self.asked: dict[tuple[int, int], Asked] = {}
+        self.asked: dict[tuple[int, int], AskedTurn] = {}
         self._seconds, self._cost, self._prefill_first = seconds, cost, prefill_first
         self._arrivals = poisson(rate, random.Random(seed))
         self._some = conversations(SCALE, VOCABULARY, seed)
         self._due: list[tuple[float, int, _Conversation]] = []
         self._begun = self._sent = 0
-        self._open: dict[int, tuple[_Conversation, Asked]] = {}  # by the sequence's order
+        self._open: dict[int, tuple[_Conversation, AskedTurn]] = {}  # by the sequence's order
         self._begin()
 
     def step(self) -> list[ScheduledRows] | None:
@@ -125,7 +125,7 @@ class Simulation:
         turn = conversation.turns[conversation.turn]
         conversation.history += turn.tokens
         prompt = conversation.history
-        asked = Asked(due_s, conversation.turn, len(prompt), turn.wanted)
+        asked = AskedTurn(due_s, conversation.turn, len(prompt), turn.wanted)
         self.asked[number, conversation.turn] = asked
         # A root of its own: no two conversations share a page, though answers are alike.
         root, most = root_id("0f", str(number)), len(prompt) + turn.wanted
@@ -166,7 +166,7 @@ def unified(
     for rate in rates:
         for way, points in found.items():
             prefill_first = way == PREFILL_FIRST
-            simulation = Simulation(rate, seconds, seed, cost, prefill_first=prefill_first)
+            simulation = TurnSimulation(rate, seconds, seed, cost, prefill_first=prefill_first)
             while simulation.step() is not None:
                 pass
             asked = list(simulation.asked.values())

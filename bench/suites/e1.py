@@ -21,7 +21,7 @@ import msgspec
 
 from bench.document import BenchOptions, Body, Rival, origin
 from bench.pairs import measure_pairs
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.sweep import Setting, Swept, best, distinct, joined, sweep, told
 from bench.suites import e1_mesh, e1_servers
 from bench.suites.e1_accuracy import OurEncoder, cosines, real_texts, within_bound
@@ -42,19 +42,19 @@ Encode = Callable[[list[str]], Any]
 
 def run(options: BenchOptions) -> Body:
     """Measure both lengths in process, through the mesh and beside servers (quick: few pairs), and all accuracies."""
-    partial_ = Partial(options, EmbedKept)
+    partial_ = PartialResults(options, EmbedKept)
     in_process(partial_, options)
     with tempfile.TemporaryDirectory(prefix="spillway-e1-") as folder:
         asyncio.run(_served(partial_, options, Path(folder)))
     return describe(partial_.kept, partial_.left)
 
 
-async def _served(kept: Partial[EmbedKept], options: BenchOptions, folder: Path) -> None:
+async def _served(kept: PartialResults[EmbedKept], options: BenchOptions, folder: Path) -> None:
     await e1_mesh.measure(kept, options, folder)
     await e1_servers.measure(kept, options, folder)
 
 
-def in_process(kept: Partial[EmbedKept], options: BenchOptions) -> None:
+def in_process(kept: PartialResults[EmbedKept], options: BenchOptions) -> None:
     """Measure both lengths beside sentence-transformers in this process, and both sides' accuracy."""
     names = {length: f"process/{length}" for length in LENGTHS}
     left = [n for n, name in names.items() if options.only in name and name not in kept.kept.cells]

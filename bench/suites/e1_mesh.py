@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from bench.document import BenchOptions, origin
-from bench.engine.encoder_process import Engine
+from bench.engine.encoder_process import EncoderProcess
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.sweep import Setting, best, sweep
 from bench.suites.embed_pairs import SHAPES, EmbedFound, EmbedKept, against, requests_of, texts_of
 from loadgen.target import Target
@@ -27,11 +27,13 @@ async def _rate(folder: Path, texts: list[list[str]], setting: Setting) -> float
     return sum(map(len, texts)) / min(seconds[1:])
 
 
-def _rival(folder: Path, setting: Setting) -> Engine:
-    return Engine(folder, "sentence-transformers", f"{setting['precision']} {setting['batch']}")
+def _rival(folder: Path, setting: Setting) -> EncoderProcess:
+    return EncoderProcess(
+        folder, "sentence-transformers", f"{setting['precision']} {setting['batch']}"
+    )
 
 
-async def measure(kept: Partial[EmbedKept], options: BenchOptions, folder: Path) -> None:
+async def measure(kept: PartialResults[EmbedKept], options: BenchOptions, folder: Path) -> None:
     """Measure both shapes, the rival at the best of its settings."""
     worker = processes.gpu_worker("gpu_worker", "--device", "cpu", "--embed-slo-s", "20")
     for shape in SHAPES:

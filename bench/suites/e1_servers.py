@@ -22,7 +22,7 @@ from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.probe import MeshError
 from bench.pairs import Measured, Side, measure_sides, rounds_within
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals import environments, onnx_file, onnx_server
 from bench.rivals.completion_servers import serve
 from bench.rivals.sweep import Setting, Swept, best, sweep
@@ -54,7 +54,7 @@ class InaccurateError(Exception):
     """A server's vectors are further from fp32 than the target allows."""
 
 
-async def measure(kept: Partial[EmbedKept], options: BenchOptions, folder: Path) -> None:
+async def measure(kept: PartialResults[EmbedKept], options: BenchOptions, folder: Path) -> None:
     """Measure every server that is set up, each shape at the best of its settings that is accurate."""
     for rival, environment in ENVIRONMENTS.items():
         python = environments.python(environment, options.setup_dir)
@@ -70,7 +70,7 @@ async def measure(kept: Partial[EmbedKept], options: BenchOptions, folder: Path)
 
 
 async def _cell(
-    kept: Partial[EmbedKept], options: BenchOptions, folder: Path, rival: str, python: Path, shape: Shape
+    kept: PartialResults[EmbedKept], options: BenchOptions, folder: Path, rival: str, python: Path, shape: Shape
 ) -> None:  # fmt: skip
     name = f"{rival}/{shape.name}"
     if name not in kept.kept.swept:
@@ -125,7 +125,7 @@ def _side(load: LoadRun, shape: Shape) -> Side:
 
 
 async def _rate(
-    kept: Partial[EmbedKept], rival: str, python: Path, shape: Shape, options: BenchOptions, setting: Setting
+    kept: PartialResults[EmbedKept], rival: str, python: Path, shape: Shape, options: BenchOptions, setting: Setting
 ) -> float:  # fmt: skip
     """Return the rival's texts a second with a setting; InaccurateError if its vectors are too far from fp32."""
     texts = texts_of(shape, options.seed)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from bench.document import BenchOptions, Body
-from bench.engine.encoder_process import Engine
+from bench.engine.encoder_process import EncoderProcess
 from bench.mesh import processes
 from bench.mesh.local_mesh import LocalMesh
 from bench.suites.embed_pairs import SINGLE, Shape, against, requests_of, row, texts_of, tokens_of
@@ -32,7 +32,7 @@ async def _run(body: Body, options: BenchOptions, folder: Path) -> None:
     worker = processes.gpu_worker("gpu_worker", "--device", "cpu", "--embed-slo-s", "20")
     mesh = LocalMesh(folder, [processes.router(), worker])
     rows = []
-    async with mesh, Engine(folder) as engine, Target([mesh.url]) as target:
+    async with mesh, EncoderProcess(folder) as engine, Target([mesh.url]) as target:
         for shape in (*SHAPES, SINGLE):
             texts = texts_of(shape, options.seed)
             before = mesh.cpu_seconds()

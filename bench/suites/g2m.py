@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from bench.document import BenchOptions, Body
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.workloads import grounded_load, machine_costs
-from bench.workloads.machine_costs import Calibration, calibrate, joined
+from bench.workloads.machine_costs import MachineCalibration, calibrate, joined
 from cli.planned_services import fingerprint
 from cli.profile import StartedInstance, started
 from loadgen import arrivals
@@ -41,7 +41,7 @@ _CACHE = {"SPILLWAY_KV_BYTES": str(256 << 20), "SPILLWAY_HOST_KV_BYTES": "0"}
 _MODEL = "llama-42m-demo-words"
 
 
-class Hold(msgspec.Struct):
+class RateHold(msgspec.Struct):
     """Poisson arrivals of a rate for some seconds: the median time to the first token, and how many have no answer."""
 
     rate: float
@@ -52,24 +52,24 @@ class Hold(msgspec.Struct):
     failed: int
 
 
-class Measured(msgspec.Struct):
+class MeasuredDeployment(msgspec.Struct):
     """What a deployment did: requests a second of a closed loop, and its holds by share of the predicted capacity."""
 
     capacity: float | None = None
-    holds: dict[str, Hold] = {}
+    holds: dict[str, RateHold] = {}
 
 
 class MachineKept(msgspec.Struct):
     """What has been measured so far: calibrations by threads, deployments by name."""
 
-    calibrations: dict[str, Calibration] = {}
-    deployments: dict[str, Measured] = {}
+    calibrations: dict[str, MachineCalibration] = {}
+    deployments: dict[str, MeasuredDeployment] = {}
 
 
 def run(options: BenchOptions) -> Body:
     """Measure what the partial file lacks (quick: two deployments, seconds), and compare it with the predictions."""
     body = Body()
-    partial = Partial(options, MachineKept)
+    partial = PartialResults(options, MachineKept)
     machine = fingerprint()
     model = grounded_load.write_model(options.setup_dir / "models" / _MODEL)
     for threads in threads_of(machine.cores):
@@ -118,7 +118,7 @@ def plan_of(
 
 def _calibrated(
     machine: MachineFingerprint, model: Path, threads: int, options: BenchOptions
-) -> Calibration:
+) -> MachineCalibration:
     plan = plan_of(
         MachineCandidate(1, threads, own_encoder=False, running=8),
         machine,
@@ -136,7 +136,7 @@ def _measure(
     candidate: MachineCandidate,
     costs: MachineCosts,
     load: RagLoad,
-    partial: Partial[MachineKept],
+    partial: PartialResults[MachineKept],
     machine: MachineFingerprint,
     model: Path,
     options: BenchOptions,
@@ -144,7 +144,7 @@ def _measure(
     """Measure of one deployment what is not kept yet; it is started once."""
     simulated = candidate.simulated(costs, machine.cores)
     capacity = predict_capacity(simulated, load, clients=CLIENTS)
-    measured = partial.kept.deployments.setdefault(candidate.name, Measured())
+    measured = partial.kept.deployments.setdefault(candidate.name, MeasuredDeployment())
     shares = [share for share in SHARES if str(share) not in measured.holds]
     missing = len(shares) + (measured.capacity is None)
     if not missing or not partial.begins(missing):
@@ -181,7 +181,9 @@ async def _capacity(instance: StartedInstance, options: BenchOptions) -> float:
     return len(ends) / (seconds - warm_s)
 
 
-async def _hold(instance: StartedInstance, rate: float, seed: int, options: BenchOptions) -> Hold:
+async def _hold(
+    instance: StartedInstance, rate: float, seed: int, options: BenchOptions
+) -> RateHold:
     seconds = QUICK_S if options.quick else HOLD_S
     async with Chat([instance.url]) as chat, Target([instance.url]) as target:
         load = ChatLoad(chat, target, grounded_load.questions(seed), grounded_load.asking())
@@ -189,13 +191,15 @@ async def _hold(instance: StartedInstance, rate: float, seed: int, options: Benc
     ttfts = [each.ttft_s for each in talk.replies if each.ok and each.ttft_s is not None]
     failed = len(talk.replies) - len(ttfts)
     ttft_s = statistics.median(ttfts) if ttfts else float("nan")
-    return Hold(rate, seconds, seed, ttft_s, len(talk.replies), failed)
+    return RateHold(rate, seconds, seed, ttft_s, len(talk.replies), failed)
 
 
 # -- what is told -----------------------------------------------------------------------------------
 
 
-def predicted_ttft(hold: Hold, candidate: MachineCandidate, kept: MachineKept, cores: int) -> float:
+def predicted_ttft(
+    hold: RateHold, candidate: MachineCandidate, kept: MachineKept, cores: int
+) -> float:
     """Return the median time to the first token that the simulation gives the arrivals of a hold."""
     costs, load = joined([*kept.calibrations.values()])
     due = itertools.takewhile(
@@ -221,7 +225,7 @@ def describe(body: Body, kept: MachineKept, cores: int, options: BenchOptions) -
     costs, load = joined([*kept.calibrations.values()])
     rows, off, capacities = [], list[float](), list[tuple[float, float]]()
     for candidate in drawn(cores, options):
-        measured = kept.deployments.get(candidate.name, Measured())
+        measured = kept.deployments.get(candidate.name, MeasuredDeployment())
         capacity = predict_capacity(candidate.simulated(costs, cores), load, clients=CLIENTS)
         cells = ["-"]
         if measured.capacity:

@@ -37,19 +37,19 @@ from bench.workloads.mixed_load import (
     KINDS,
     OBJECTIVES,
     SHAPE,
-    Corpus,
     Hold,
     Served,
     Stack,
+    TextCorpus,
     corpus,
 )
 from bench.workloads.mixed_runs import (
     Climb,
     Ladder,
+    LoadStep,
     MixedRuns,
     MixKept,
     Start,
-    Step,
     capacity,
     joined,
     shares_of,
@@ -96,7 +96,7 @@ def ladder(options: BenchOptions, hold_s: float) -> Ladder:
     return Ladder(FACTORS, hold_s, WARM_S, OVER)
 
 
-async def _all(runs: MixedRuns, pieces: Corpus, options: BenchOptions) -> None:
+async def _all(runs: MixedRuns, pieces: TextCorpus, options: BenchOptions) -> None:
     sweep = ladder(options, SWEEP_S)
     cores = detect().usable_cores
     tried = [each for each in divisions(cores) if options.only in each.name]
@@ -119,14 +119,14 @@ async def _all(runs: MixedRuns, pieces: Corpus, options: BenchOptions) -> None:
 
 
 def _try(
-    division: Division, pieces: Corpus, options: BenchOptions
+    division: Division, pieces: TextCorpus, options: BenchOptions
 ) -> tuple[str, dict[str, str | int], Start]:
     start: Start = partial(_theirs, pieces, division, options)
     return division.name, dataclasses.asdict(division), start
 
 
 @asynccontextmanager
-async def _ours(pieces: Corpus, options: BenchOptions) -> AsyncIterator[Stack]:
+async def _ours(pieces: TextCorpus, options: BenchOptions) -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="spillway-h2-") as folder:
         async with mesh_stack(_weights(options), pieces, Path(folder)) as stack:
             yield stack
@@ -134,7 +134,7 @@ async def _ours(pieces: Corpus, options: BenchOptions) -> AsyncIterator[Stack]:
 
 @asynccontextmanager
 async def _theirs(
-    pieces: Corpus, division: Division, options: BenchOptions
+    pieces: TextCorpus, division: Division, options: BenchOptions
 ) -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="spillway-h2-") as folder:
         found = _weights(options)
@@ -196,8 +196,8 @@ def describe(kept: MixKept, options: BenchOptions, left: int = 0) -> Body:
 
 def _goodput(
     level: float,
-    ours: Sequence[Mapping[float, Step]],
-    theirs: Sequence[Mapping[float, Step]],
+    ours: Sequence[Mapping[float, LoadStep]],
+    theirs: Sequence[Mapping[float, LoadStep]],
     body: Body,
 ) -> list[str]:
     rate = sum(SHAPE.per_s.values())
@@ -211,7 +211,9 @@ def _goodput(
 
 
 def ratio_of(
-    ours: Sequence[Mapping[float, Step]], theirs: Sequence[Mapping[float, Step]], level: float
+    ours: Sequence[Mapping[float, LoadStep]],
+    theirs: Sequence[Mapping[float, LoadStep]],
+    level: float,
 ) -> dict[str, float]:
     """Return our load over theirs at a level, with the bootstrap 95 % interval over rounds drawn together."""
     draw, count = random.Random(1), min(len(ours), len(theirs))
@@ -271,7 +273,7 @@ def _settings(kept: MixKept, warm_s: float) -> list[list[str]]:
 
 
 def _notes(
-    kept: MixKept, options: BenchOptions, found: Mapping[str, Sequence[Mapping[float, Step]]]
+    kept: MixKept, options: BenchOptions, found: Mapping[str, Sequence[Mapping[float, LoadStep]]]
 ) -> list[str]:
     limits = (
         f"Objectives, counted from when a request was due: first token {OBJECTIVES.first_s:g} s, later tokens "

@@ -15,7 +15,7 @@ import torch
 
 from bench.document import BenchOptions, Body
 from bench.engine.helper_process import helper_process, wait_until
-from bench.pairs import Blocks, measure_pairs
+from bench.pairs import PairBlocks, measure_pairs
 from bench.suites.engine_pairs import told
 from common.devices import detect, show_cores
 from common.errors import ConfigError
@@ -37,7 +37,7 @@ CONTEXT, READ_BYTES = 2048, 512 << 20
 _PATIENCE_S = 60.0  # a helper that is late would not be what is measured
 
 
-class Shape(NamedTuple):
+class HeadShape(NamedTuple):
     """Sequences, and heads on heads of K and V, of a width."""
 
     name: str
@@ -48,10 +48,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("L, 32 streams", 32, 32, 8, 128),
-    Shape("L, 1 stream", 1, 32, 8, 128),
-    Shape("M, 32 streams", 32, 12, 4, 64),
-    Shape("no grouped heads, 16 streams", 16, 8, 8, 128),
+    HeadShape("L, 32 streams", 32, 32, 8, 128),
+    HeadShape("L, 1 stream", 1, 32, 8, 128),
+    HeadShape("M, 32 streams", 32, 12, 4, 64),
+    HeadShape("no grouped heads, 16 streams", 16, 8, 8, 128),
 )
 
 
@@ -152,8 +152,8 @@ def _measure_helper(body: Body, options: BenchOptions, kernels: ctypes.CDLL, thr
 
 
 def _helper_pairs(
-    shape: Shape, kernels: ctypes.CDLL, threads: int, pairs: int
-) -> tuple[int, Blocks]:
+    shape: HeadShape, kernels: ctypes.CDLL, threads: int, pairs: int
+) -> tuple[int, PairBlocks]:
     """Return how many layers a helper process and a thread attended to, and their times in pairs."""
     pool, queries, _ = _case(shape, shared=True)
     assert pool.segment is not None
@@ -177,7 +177,9 @@ def _helper_pairs(
     return layers, blocks
 
 
-def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
+def _case(
+    shape: HeadShape, *, shared: bool = False
+) -> tuple[PageMemory, list[StepRows], torch.Tensor]:
     """Return pages in random order, as many layers as make 512 MiB, one decode row a sequence, and its heads."""
     each = CONTEXT // PAGE
     nbytes = 2 * shape.sequences * CONTEXT * shape.kv_heads * shape.dim * 2
@@ -191,7 +193,7 @@ def _case(shape: Shape, *, shared: bool = False) -> tuple[PageMemory, list[StepR
     return pool, queries, torch.randn(shape.sequences, shape.heads, shape.dim)
 
 
-def _pool(shape: Shape, layers: int, *, packed: bool, shared: bool = False) -> PageMemory:
+def _pool(shape: HeadShape, layers: int, *, packed: bool, shared: bool = False) -> PageMemory:
     pages, dtype = shape.sequences * CONTEXT // PAGE, torch.bfloat16
     size = pages * page_bytes(_spec(shape), layers, dtype)
     segment = MemorySegment(size) if shared else None
@@ -203,7 +205,7 @@ def _pool(shape: Shape, layers: int, *, packed: bool, shared: bool = False) -> P
     return pool
 
 
-def _spec(shape: Shape) -> DecoderSpec:
+def _spec(shape: HeadShape) -> DecoderSpec:
     config = {
         "model_type": "llama", "hidden_size": shape.heads * shape.dim, "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads, "num_hidden_layers": 1, "intermediate_size": 1, "vocab_size": 1,

@@ -20,9 +20,9 @@ from bench.document import BenchOptions, Body
 from bench.engine.home_serving import HomeService, serve
 from bench.engine.part_time_attention import PartTimeAttention
 from bench.gpu import shapes
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rounds import order
-from bench.simulation.host_offload import OffloadSimulation, SimulatedRequest
+from bench.simulation.host_offload import OffloadRequest, OffloadSimulation
 from bench.suites.engine_pairs import told
 from common.cost.step import Step
 from common.cost.table import CostTable
@@ -47,7 +47,7 @@ READ_BYTES = 128 << 20
 _FOREVER_S = 3600.0
 
 
-class Cell(NamedTuple):
+class HomeCell(NamedTuple):
     """How many sequences of the longest kind the device's pages hold, tokens of an answer, and who is compared.
 
     The helper that attends on the host has a `share` of its core.
@@ -66,20 +66,20 @@ class Cell(NamedTuple):
 
 
 CELLS = (
-    Cell(FEW, 32),
-    Cell(FEW, 128, MODES),
-    Cell(FEW, 416, (ALONE, NEO, FULL)),
-    Cell(8, 32),
-    Cell(8, 128),
-    Cell(8, 416),
-    Cell(STREAMS, 32),
-    Cell(STREAMS, 128),
-    Cell(STREAMS, 416),
-    *(Cell(FEW, output, share=share) for share in (0.5, 0.25) for output in (32, 128)),
+    HomeCell(FEW, 32),
+    HomeCell(FEW, 128, MODES),
+    HomeCell(FEW, 416, (ALONE, NEO, FULL)),
+    HomeCell(8, 32),
+    HomeCell(8, 128),
+    HomeCell(8, 416),
+    HomeCell(STREAMS, 32),
+    HomeCell(STREAMS, 128),
+    HomeCell(STREAMS, 416),
+    *(HomeCell(FEW, output, share=share) for share in (0.5, 0.25) for output in (32, 128)),
 )
 
 
-class Served(msgspec.Struct):
+class ServedHomes(msgspec.Struct):
     """One run of a mode: tokens of answers a second, shares of rows attended on the host and of steps without it.
 
     `predicted_s` and `measured_s` are the seconds of the steps in stages.
@@ -104,7 +104,7 @@ class Prediction(msgspec.Struct):
     host_share: float
 
 
-class MachineKept(msgspec.Struct):
+class HomeMachine(msgspec.Struct):
     """What is measured before anything is served: bytes/s of reading on either core, alone and together, and costs.
 
     `points` are the costs of a step's stages, by the share that the helper has of its core.
@@ -114,17 +114,17 @@ class MachineKept(msgspec.Struct):
     together: list[float] = msgspec.field(default_factory=list)
     points: dict[str, OffloadPoints] = msgspec.field(default_factory=dict)
 
-    def costs(self, cell: Cell) -> OffloadPoints:
+    def costs(self, cell: HomeCell) -> OffloadPoints:
         """Return the costs with a cell's helper."""
         return self.points[str(cell.share)]
 
 
-class Kept(msgspec.Struct):
+class HomeKept(msgspec.Struct):
     """The machine, then predictions by cell and mode, then all runs by cell and mode."""
 
-    machine: MachineKept = msgspec.field(default_factory=MachineKept)
+    machine: HomeMachine = msgspec.field(default_factory=HomeMachine)
     predicted: dict[str, dict[str, Prediction]] = msgspec.field(default_factory=dict)
-    runs: dict[str, dict[str, list[Served]]] = msgspec.field(default_factory=dict)
+    runs: dict[str, dict[str, list[ServedHomes]]] = msgspec.field(default_factory=dict)
 
 
 def run(options: BenchOptions) -> Body:
@@ -141,7 +141,7 @@ def run(options: BenchOptions) -> Body:
 
 
 def _run(options: BenchOptions, cores: Sequence[int]) -> Body:
-    partial_run = Partial(options, Kept)
+    partial_run = PartialResults(options, HomeKept)
     kept = partial_run.kept
     model = _Model(options.setup_dir / "models", "tiny" if options.quick else "llama-85m", cores)
     cells = [_small(cell) if options.quick else cell for cell in CELLS if options.only in cell.name]
@@ -160,11 +160,13 @@ def _run(options: BenchOptions, cores: Sequence[int]) -> Body:
     return body
 
 
-def _small(cell: Cell) -> Cell:
+def _small(cell: HomeCell) -> HomeCell:
     return cell._replace(output=max(2, cell.output // 16))
 
 
-def _prepare(kept: Kept, cells: Sequence[Cell], model: _Model, partial_run: Partial[Kept]) -> bool:
+def _prepare(
+    kept: HomeKept, cells: Sequence[HomeCell], model: _Model, partial_run: PartialResults[HomeKept]
+) -> bool:
     """Measure the machine and predict all cells, as far as that is not done; False if there is no time for it."""
     machine = kept.machine
     if not machine.alone:
@@ -196,7 +198,7 @@ class _Model(NamedTuple):
     name: str
     cores: Sequence[int]
 
-    def executor(self, cell: Cell) -> TorchExecutor:
+    def executor(self, cell: HomeCell) -> TorchExecutor:
         """Load the model with pages for a cell's sequences, and pages for all streams on the host."""
         place, config = self.folder / self.name, shapes.SHAPES[self.name]
         shapes.write(place, config, "cpu")
@@ -214,8 +216,8 @@ class _Model(NamedTuple):
 
 
 def _round(
-    model: _Model, cell: Cell, points: OffloadPoints, seed: str, number: int
-) -> list[tuple[str, Served]]:
+    model: _Model, cell: HomeCell, points: OffloadPoints, seed: str, number: int
+) -> list[tuple[str, ServedHomes]]:
     """Serve a cell in all its modes, in an order that turns."""
     executor = model.executor(cell)
     try:
@@ -231,11 +233,11 @@ def _round(
 async def _serve(
     executor: TorchExecutor,
     probes: Sequence[tuple[Step, float]],
-    cell: Cell,
+    cell: HomeCell,
     mode: str,
     points: OffloadPoints,
     seed: str,
-) -> Served:
+) -> ServedHomes:
     """Serve one request a stream, all there at once, from the first step to the last token."""
     capacity = DecoderCapacity(
         probes, slo_s=120.0, context=executor.shape.context, itl_s=_FOREVER_S
@@ -251,8 +253,8 @@ async def _serve(
     served = await serve(executor, capacity, service, homes)
     rate = STREAMS * cell.output / served.seconds
     if homes is None:
-        return Served(rate)
-    return Served(
+        return ServedHomes(rate)
+    return ServedHomes(
         rate,
         homes.on_host / max(1, homes.decoded),
         homes.choices["device only"] / max(1, homes.choices.total()),
@@ -264,10 +266,10 @@ async def _serve(
 # -- predictions and the machine -----------------------------------------------------------------------
 
 
-def _predictions(cell: Cell, machine: MachineKept) -> dict[str, Prediction]:
+def _predictions(cell: HomeCell, machine: HomeMachine) -> dict[str, Prediction]:
     """Return what the simulation says of a cell's modes with the costs that were measured."""
     points = machine.costs(cell)
-    requests = [SimulatedRequest(0.0, PROMPT, cell.output) for _ in range(STREAMS)]
+    requests = [OffloadRequest(0.0, PROMPT, cell.output) for _ in range(STREAMS)]
     tokens = cell.sequences * LONGEST, (STREAMS + 4) * LONGEST
     limits = OffloadLimits(STEP_TOKENS, STREAMS)
 
@@ -289,7 +291,7 @@ def _predictions(cell: Cell, machine: MachineKept) -> dict[str, Prediction]:
     return found
 
 
-def _shared(points: OffloadPoints, machine: MachineKept) -> OffloadPoints:
+def _shared(points: OffloadPoints, machine: HomeMachine) -> OffloadPoints:
     """Return costs as they are if each core always reads memory as slowly as while the other one reads too."""
     device, host = (
         alone / both for alone, both in zip(machine.alone, machine.together, strict=True)
@@ -338,14 +340,14 @@ def _bandwidths(cores: Sequence[int]) -> tuple[list[float], list[float]]:
 class _Line(NamedTuple):
     """A mode in a cell: its rate by that of the device alone, its runs, those of the device alone, the prediction."""
 
-    cell: Cell
+    cell: HomeCell
     mode: str
     gain: dict[str, float]
-    served: Sequence[Served]
-    alone: Sequence[Served]
+    served: Sequence[ServedHomes]
+    alone: Sequence[ServedHomes]
     predicted: Prediction
 
-    def middle(self, value: Callable[[Served], float]) -> float:
+    def middle(self, value: Callable[[ServedHomes], float]) -> float:
         """Return the median over the runs."""
         return median(map(value, self.served))
 
@@ -371,7 +373,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def _told(kept: Kept, cells: Sequence[Cell], options: BenchOptions) -> Body:
+def _told(kept: HomeKept, cells: Sequence[HomeCell], options: BenchOptions) -> Body:
     body, lines = Body(), _lines(kept, cells)
     main = [line.cells() for line in lines if line.cell.share == 1]
     title = f"{STREAMS} streams, prompts of {PROMPT} tokens, device and host on one core each"
@@ -408,7 +410,7 @@ def _told(kept: Kept, cells: Sequence[Cell], options: BenchOptions) -> Body:
     return body
 
 
-def _lines(kept: Kept, cells: Sequence[Cell]) -> list[_Line]:
+def _lines(kept: HomeKept, cells: Sequence[HomeCell]) -> list[_Line]:
     found = []
     for cell in cells:
         runs = kept.runs.get(cell.name, {})

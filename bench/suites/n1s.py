@@ -12,9 +12,9 @@ import numpy as np
 
 from bench.document import BenchOptions, Body
 from bench.simulation.host_offload import (
+    OffloadRequest,
+    OffloadRun,
     OffloadSimulation,
-    Served,
-    SimulatedRequest,
     arriving,
     synthetic,
 )
@@ -25,8 +25,8 @@ from bench.simulation.rooflines import (
     LLAMA_8B,
     LLAMA_70B,
     T4,
-    Machine,
     ModelSize,
+    RooflineMachine,
     costs,
     points,
 )
@@ -56,7 +56,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 class Setting(NamedTuple):
     """A machine with a model, the prompts of figure 9, and what arrives for figure 6."""
 
-    machine: Machine
+    machine: RooflineMachine
     model: ModelSize
     prompt: int
     paper: str
@@ -99,7 +99,9 @@ def run(options: BenchOptions) -> Body:
     return body
 
 
-def _run(setting: Setting, requests: Sequence[SimulatedRequest], mode: OffloadMode = NEO) -> Served:
+def _run(
+    setting: Setting, requests: Sequence[OffloadRequest], mode: OffloadMode = NEO
+) -> OffloadRun:
     machine = setting.machine
     tokens = machine.device_tokens, machine.host_tokens
     model = costs(machine, setting.model)
@@ -117,7 +119,7 @@ def _gains(setting: Setting, options: BenchOptions, mode: OffloadMode = NEO) -> 
     return found
 
 
-def _alone(setting: Setting, work: Sequence[SimulatedRequest]) -> float:
+def _alone(setting: Setting, work: Sequence[OffloadRequest]) -> float:
     return _run(setting, work, DEVICE).throughput
 
 
@@ -245,7 +247,7 @@ def _loads(body: Body, options: BenchOptions) -> None:
     )
 
 
-def _arriving(setting: Setting, rate: float, options: BenchOptions) -> list[SimulatedRequest]:
+def _arriving(setting: Setting, rate: float, options: BenchOptions) -> list[OffloadRequest]:
     longest = min(setting.longest, int(0.9 * setting.machine.device_tokens) - PAGE)
     count = options.rounds(300, FEW)
     return arriving(count, rate, setting.lengths, options.seed, longest=longest)

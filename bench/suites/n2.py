@@ -40,7 +40,7 @@ class Timed:
         return call
 
 
-class Bench:
+class JoiningRequests:
     """A runner, its costs, and requests that come as others end."""
 
     def __init__(self, model: str, kind: str, seed: int) -> None:
@@ -120,7 +120,7 @@ def run(options: BenchOptions) -> Body:
     rows, steps = [], options.rounds(1000, 60)
     warm = min(WARM, steps // 2)
     for name, model, kind in (("S", "spillway-demo", "fp32"), ("M", str(folder), "bf16")):
-        bench, errors = Bench(model, kind, options.seed), []
+        bench, errors = JoiningRequests(model, kind, options.seed), []
         draw = random.Random(options.seed)
         for number in range(steps):
             while bench.held < draw.choice((1, 4, 16, 40)):
@@ -142,7 +142,7 @@ def run(options: BenchOptions) -> Body:
 
 
 def _shares(body: Body, model: str, options: BenchOptions) -> None:
-    bench = Bench(model, "bf16", options.seed)
+    bench = JoiningRequests(model, "bf16", options.seed)
     for _ in range(STREAMS):
         bench.add((100, 300), (400, 400))
     for _ in range(options.pick(60, 30)):  # until all decode

@@ -22,7 +22,7 @@ from bench.rivals.sweep import Setting, Swept, best, sweep, told
 from bench.simulation.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
 from bench.suites.engine_pairs import told as shown
 from bench.workloads.turn_runs import WARM, Kept, Server, TurnRuns
-from bench.workloads.turns import Asked, Point, at_limit
+from bench.workloads.turns import AskedTurn, Point, at_limit
 from common.pages.store import NONE
 from loadgen import stats
 
@@ -46,7 +46,7 @@ LEVELS = {STATELESS: (2.0, 1.3), LLAMA: (1.2, 1.0), VLLM: (1.2, 1.0)}
 THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway"), 5
 
 
-class Model(NamedTuple):
+class AskedModel(NamedTuple):
     """How a model is asked: conversations a second at first, the limits of the curve, and the one that is judged."""
 
     rate: float
@@ -55,8 +55,8 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "S": Model(4.0, (0.01, 0.02, 0.03, 0.06), 0.03),
-    "M": Model(0.45, (0.025, 0.05, 0.1, 0.2), 0.1),
+    "S": AskedModel(4.0, (0.01, 0.02, 0.03, 0.06), 0.03),
+    "M": AskedModel(0.45, (0.025, 0.05, 0.1, 0.2), 0.1),
 }
 
 
@@ -316,7 +316,7 @@ def _curve(kept: Kept, name: str, system: str, limit_s: float) -> str:
     return f"{more}{median(each.turns for each in found):.2f}"
 
 
-def _sample(turns: Sequence[Asked]) -> dict[str, list[Any]]:
+def _sample(turns: Sequence[AskedTurn]) -> dict[str, list[Any]]:
     """Return turns by column: moments in milliseconds since the run's start, lengths in tokens."""
 
     def column(name: str) -> list[int | None]:

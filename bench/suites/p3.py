@@ -20,7 +20,7 @@ from bench import ROOT
 from bench.document import BenchOptions, Body
 from bench.engine.tiered import PagesRedis, Tiered
 from bench.mesh import proc
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Peak, Speed, still_blocks
 from bench.simulation import never_slower
 from bench.suites.p2 import model_of
@@ -38,14 +38,14 @@ MEMORY, PAGES_BYTES = 256 << 20, 3 << 30
 SETTLE_S = 0.03
 # On the virtual clock: the seconds of a page, where computing one takes 0.033 to 0.1.
 VIRTUAL = {
-    "0.5 ms": never_slower.Speed(),
-    "5 ms": never_slower.Speed(page_s=0.005),
-    "20 ms": never_slower.Speed(page_s=0.02),
-    "50 ms": never_slower.Speed(page_s=0.05),
-    "1 s": never_slower.Speed(page_s=1.0),
-    "hung": never_slower.Speed(answers=0),
-    "hangs after 10 answers": never_slower.Speed(answers=10),
-    "dead": never_slower.Speed(dead=True),
+    "0.5 ms": never_slower.TierSpeed(),
+    "5 ms": never_slower.TierSpeed(page_s=0.005),
+    "20 ms": never_slower.TierSpeed(page_s=0.02),
+    "50 ms": never_slower.TierSpeed(page_s=0.05),
+    "1 s": never_slower.TierSpeed(page_s=1.0),
+    "hung": never_slower.TierSpeed(answers=0),
+    "hangs after 10 answers": never_slower.TierSpeed(answers=10),
+    "dead": never_slower.TierSpeed(dead=True),
 }
 VIRTUAL_TOKENS = (65, 300, 2055)
 
@@ -83,7 +83,7 @@ class QuadsKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Measure quads of turns on S in process, and the virtual clock exactly (quick: two cells, few quads)."""
-    partial = Partial(options, QuadsKept)
+    partial = PartialResults(options, QuadsKept)
     asyncio.run(_measure(partial, options))
     body = describe(partial.kept, partial.left)
     _virtual(body, options)
@@ -195,7 +195,7 @@ def _config(url: str) -> WorkerConfig:
     return WorkerConfig(pages_url=url, page_publish="back", pages_bytes=PAGES_BYTES)
 
 
-async def _measure(partial: Partial[QuadsKept], options: BenchOptions) -> None:
+async def _measure(partial: PartialResults[QuadsKept], options: BenchOptions) -> None:
     rounds, kept, chosen = options.rounds(QUADS, 4), partial.kept, cells(options)
     if kept.rounds >= rounds:
         return

@@ -13,7 +13,7 @@ from bench.document import BenchOptions, Body
 from bench.engine import page_splits
 from bench.engine.page_splits import COMPILED, PLAIN, STREAMS, TURNS, PageBits, SplitCounts
 from bench.engine.tiered import PagesRedis, Tiered
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.suites.p2 import MEMORY, model_of
 from common.config import WorkerConfig
 from engine.decoder.executor.torch_executor import TorchExecutor
@@ -35,7 +35,7 @@ class SplitsKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Split 10,000 times between device and host, 600 times in plain torch, 2,000 times from Redis (quick: 12 each)."""
-    partial = Partial(options, SplitsKept)
+    partial = PartialResults(options, SplitsKept)
     for kind in (*COMPILED, PLAIN):
         splits = SPLITS // len(COMPILED) if kind != PLAIN else OF_PLAIN
         with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ def describe(kept: SplitsKept, left: int = 0) -> Body:
 
 
 def _between_tiers(
-    kind: str, folder: Path, runs: int, partial: Partial[SplitsKept], options: BenchOptions
+    kind: str, folder: Path, runs: int, partial: PartialResults[SplitsKept], options: BenchOptions
 ) -> None:
     sides = None
     while (done := partial.kept.runs.get(kind, 0)) < runs:
@@ -108,7 +108,9 @@ def _between_tiers(
         partial.save()
 
 
-async def _from_redis(splits: int, partial: Partial[SplitsKept], options: BenchOptions) -> None:
+async def _from_redis(
+    splits: int, partial: PartialResults[SplitsKept], options: BenchOptions
+) -> None:
     path, weights = model_of("S", options)
 
     def load() -> TorchExecutor:

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.simulation import kv_loads, kv_rule, kv_traces
 from bench.simulation.kv_rule import price
-from bench.simulation.kv_simulation import Setting, Simulation
-from bench.simulation.kv_traces import Request
+from bench.simulation.kv_simulation import TierSetting, TierSimulation
+from bench.simulation.kv_traces import TraceTurn
 from common.pages.identity import PAGE
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import NAMES, make_policy
@@ -47,7 +47,7 @@ class RatesKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Run every policy on loads it has not seen and on Mooncake's trace (quick: short ones), in tiers, by the clock."""
-    partial = Partial(options, RatesKept)
+    partial = PartialResults(options, RatesKept)
     path = options.setup_dir / TRACE
     loads = dict(kv_loads.unseen(options.pick(REQUESTS, 300), options.seed))
     if path.is_file():
@@ -66,7 +66,10 @@ def run(options: BenchOptions) -> Body:
 
 
 def _simulate(
-    kind: str, requests: Sequence[Request], partial: Partial[RatesKept], options: BenchOptions
+    kind: str,
+    requests: Sequence[TraceTurn],
+    partial: PartialResults[RatesKept],
+    options: BenchOptions,
 ) -> None:
     names = (*POLICIES, "pensieve") if kind == MOONCAKE else POLICIES
     kept = partial.kept.loads.setdefault(kind, LoadRates()).sizes
@@ -142,8 +145,8 @@ def _tiers(body: Body, options: BenchOptions) -> None:
     for rate, host in TIERS[2:] if options.quick else TIERS:
         for kind, name, one_by_one in kinds:
             count = options.pick(1100, 150)
-            setting = Setting(rate, host // PAGE, conversations=count, one_by_one=one_by_one)
-            found = [Simulation(name, setting, options.seed + n).run() for n in range(seeds)]
+            setting = TierSetting(rate, host // PAGE, conversations=count, one_by_one=one_by_one)
+            found = [TierSimulation(name, setting, options.seed + n).run() for n in range(seeds)]
             cells = (
                 f"{100 * fmean(each.hit_rate for each in found):.1f}%",
                 f"{fmean(each.recomputed_tokens for each in found):,.0f}",

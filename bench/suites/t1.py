@@ -189,7 +189,7 @@ def _in_process(body: Body, found: Weights, options: BenchOptions) -> None:
     """Take apart the same model's step without a mesh: what of it is inside the kernels."""
     rows = []
     for streams in STREAMS:
-        bench = n2.Bench(str(found.directory), KIND, options.seed)
+        bench = n2.JoiningRequests(str(found.directory), KIND, options.seed)
         for _ in range(streams):
             bench.add((PROMPT, PROMPT), (NEW_TOKENS, NEW_TOKENS))
         for _ in range(FIRST):

@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from bench.document import BenchOptions, Body
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.suites import v1_process, v1_process_tables, v1_query, v1_servers, v1_tables
 from bench.suites.v1_process import ProcessKept
 from bench.suites.v1_query import QueryFound
@@ -31,7 +31,7 @@ class SearchKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Measure against the servers first, then one query, then in process; `--only` takes parts of the cells' names."""
-    partly = Partial(options, SearchKept)
+    partly = PartialResults(options, SearchKept)
     kept = partly.kept
     uvloop.run(v1_servers.measure(partly, kept.servers, options))
     if options.only in QUERY and kept.query is None and partly.begins():

@@ -23,7 +23,7 @@ from bench import ROOT
 from bench.document import BenchOptions, origin
 from bench.mesh import proc
 from bench.pairs import rounds_within
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals import environments
 from bench.rivals.engine_process import EngineError, EngineProcess
 from bench.rivals.search_servers import kept
@@ -77,7 +77,7 @@ PAUSE_S = 0.05  # the threads of the side before may spin for so long
 REPEATS = 3  # of a candidate's searches; the best counts
 
 
-class Asked(NamedTuple):
+class QueryCalls(NamedTuple):
     """How queries come: so many in a call, and so many in a round."""
 
     name: str
@@ -85,10 +85,10 @@ class Asked(NamedTuple):
     queries: int
 
 
-WAYS = (Asked("one at a time", 1, 500), Asked("256 at once", BATCH, 4 * BATCH))
+WAYS = (QueryCalls("one at a time", 1, 500), QueryCalls("256 at once", BATCH, 4 * BATCH))
 
 
-class Found(msgspec.Struct, frozen=True):
+class LibrarySide(msgspec.Struct, frozen=True):
     """One side of a cell: its setting, its recall on the queries that are measured, and its process' own bytes."""
 
     setting: dict[str, Any]
@@ -102,7 +102,7 @@ class ProcessCell(msgspec.Struct):
     set: str
     way: str
     rounds: Rounds
-    sides: dict[str, Found]
+    sides: dict[str, LibrarySide]
     commit: str = ""
     processor: str = ""
     peak_bytes: int = 0
@@ -120,7 +120,7 @@ class ProcessKept(msgspec.Struct):
     absent: dict[str, str] = {}
 
 
-def cell_name(shape: SetShape, way: Asked) -> str:
+def cell_name(shape: SetShape, way: QueryCalls) -> str:
     """Return the name that `--only` asks for."""
     return f"process/{name_of(shape)}/{way.name}"
 
@@ -130,7 +130,7 @@ def shapes(options: BenchOptions) -> Sequence[SetShape]:
     return (search_sets.QUICK,) if options.quick else SHAPES
 
 
-async def measure(partly: Partial[Any], found: ProcessKept, options: BenchOptions) -> None:
+async def measure(partly: PartialResults[Any], found: ProcessKept, options: BenchOptions) -> None:
     """Measure the cells that are asked for and not kept yet, one data set after another."""
     for shape in shapes(options):
         todo = [
@@ -255,7 +255,7 @@ async def _try(process: EngineProcess, setting: Mapping[str, Any]) -> Tried:
     return Tried(dict(setting), answer["recall"], TUNING / answer["seconds"])
 
 
-async def _compared(process: EngineProcess, some: Sequence[Tried], way: Asked) -> list[Tried]:
+async def _compared(process: EngineProcess, some: Sequence[Tried], way: QueryCalls) -> list[Tried]:
     """Return each setting with each number of threads, and how much it did a second when asked in this way."""
     compared = []
     for each, threads in itertools.product(some, range(1, THREADS + 1)):
@@ -272,7 +272,7 @@ async def _compared(process: EngineProcess, some: Sequence[Tried], way: Asked) -
 
 
 async def _cell(
-    index: Index, libraries: Mapping[str, EngineProcess], rows: SearchSet, way: Asked, found: ProcessKept,
+    index: Index, libraries: Mapping[str, EngineProcess], rows: SearchSet, way: QueryCalls, found: ProcessKept,
     options: BenchOptions,
 ) -> ProcessCell:  # fmt: skip
     def search(queries: Rows) -> Any:
@@ -281,7 +281,7 @@ async def _cell(
     goal = max(RECALL, recall_of(search, rows.tuning, rows.truth(None, tuning=True)))
     effort = {"ef": index.now.stats().effort}
     own = proc.own_bytes(os.getpid())
-    sides = {OURS: Found(effort, recall_of(search, rows.queries, rows.truth(None)), own)}
+    sides = {OURS: LibrarySide(effort, recall_of(search, rows.queries, rows.truth(None)), own)}
     for name, process in libraries.items():
         tried = await tuned(process, name, rows, goal, options)
         found.tried[f"{rows.name}/{name}"] = tried
@@ -290,7 +290,7 @@ async def _cell(
         best = max(compared, key=lambda each: each.per_s).setting
         await process.ask("use", setting=best)
         answer = await process.answer("recall", start=TUNING, count=TEST)
-        sides[name] = Found(best, answer["recall"], process.own_bytes())
+        sides[name] = LibrarySide(best, answer["recall"], process.own_bytes())
     turns = {name: itertools.count() for name in sides}
 
     async def rate(name: str) -> float:

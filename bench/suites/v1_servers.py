@@ -21,7 +21,7 @@ from bench.document import BenchOptions, origin
 from bench.mesh.probe import MeshError
 from bench.mesh.search_mesh import search_mesh
 from bench.pairs import rounds_within
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.pgvector_search import pgvector_search
 from bench.rivals.search_servers import (
     CHROMA,
@@ -75,7 +75,7 @@ class Tried(msgspec.Struct, frozen=True):
     per_s: float
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedSide(msgspec.Struct, frozen=True):
     """One side of a cell: its setting, its recall, its latencies' percentiles and how many there were."""
 
     setting: dict[str, Any]
@@ -91,7 +91,7 @@ class ServersCell(msgspec.Struct):
     load: str
     passes: str
     rounds: Rounds
-    sides: dict[str, Served]
+    sides: dict[str, ServedSide]
     loadgen_cpu: float = 0.0  # its share of one core
     commit: str = ""
     processor: str = ""
@@ -124,7 +124,7 @@ def shapes(options: BenchOptions) -> Sequence[SetShape]:
     return (search_sets.QUICK,) if options.quick else search_sets.SHAPES
 
 
-async def measure(partly: Partial[Any], found: ServersKept, options: BenchOptions) -> None:
+async def measure(partly: PartialResults[Any], found: ServersKept, options: BenchOptions) -> None:
     """Measure the cells that are asked for and not kept yet, one data set after another."""
     for shape in shapes(options):
         todo = [
@@ -231,7 +231,7 @@ def candidates(tried: Sequence[Tried], goal: float = RECALL) -> list[Tried]:
 # -- cells
 
 
-class SearchTimes(msgspec.Struct):
+class CallTimes(msgspec.Struct):
     """What a loop of calls did."""
 
     latencies: list[float] = []
@@ -239,16 +239,16 @@ class SearchTimes(msgspec.Struct):
     cpu_s: float = 0.0
 
 
-class SearchLoad(LoadLoop[SearchTimes]):
+class SearchLoad(LoadLoop[CallTimes]):
     """Sends calls to a server, each when a client is free; a call that fails ends the run with its error."""
 
     def __init__(self, server: SearchServer, calls: Sequence[Any]) -> None:
-        super().__init__(SearchTimes())
+        super().__init__(CallTimes())
         self._server, self._calls = server, itertools.cycle(calls)
 
-    def fresh(self) -> SearchTimes:
+    def fresh(self) -> CallTimes:
         """Return a run that has done nothing."""
-        return SearchTimes()
+        return CallTimes()
 
     def full(self, due: float, now: float) -> None:
         """Record nothing: the loop is closed."""
@@ -300,7 +300,7 @@ async def _cell(
     measured = await measure_rounds({name: partial(rate, name) for name in servers}, rounds=count)
     share = cpu_s[0] / (time.monotonic() - began)
     sides = {
-        name: Served(
+        name: ServedSide(
             settings[name], await recall(server, rows, bound), stats.percentiles(latencies[name]), len(latencies[name])
         )
         for name, server in servers.items()

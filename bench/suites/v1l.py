@@ -51,7 +51,7 @@ NONE = np.zeros(0, np.int64)
 Search = Callable[[Floats], Ints]
 
 
-class Asked(NamedTuple):
+class ListCalls(NamedTuple):
     """How queries come: so many in a call, and so many in a round of each kind but exact search."""
 
     name: str
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     queries: int
 
 
-WAYS = (Asked("one at a time", 1, 400), Asked("256 at once", 256, 1024))
+WAYS = (ListCalls("one at a time", 1, 400), ListCalls("256 at once", 256, 1024))
 
 
 def run(options: BenchOptions) -> Body:

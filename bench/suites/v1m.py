@@ -21,7 +21,7 @@ from bench.mesh import proc
 from bench.mesh.limited_shards import FAILURES, SHARDS, indexed, limited_mesh, reason, used, why_not
 from bench.mesh.memory_groups import MemoryGroups
 from bench.mesh.search_mesh import COLLECTION, WRITERS, SpillwayServer, fill
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.search_servers import kept
 from bench.workloads import search_sets, vectors
 from bench.workloads.search_sets import K, SearchSet, SetShape, search_set
@@ -104,14 +104,14 @@ class Searched(NamedTuple):
 
 def run(options: BenchOptions) -> Body:
     """Serve and fill at each share that is not kept yet; nothing is measured where groups cannot be made."""
-    partly = Partial(options, LimitsKept)
+    partly = PartialResults(options, LimitsKept)
     partly.kept.absent = why_not(options.cgroup)
     if not partly.kept.absent:
         uvloop.run(_run(partly, options))
     return describe(partly.kept, partly.left)
 
 
-async def _run(partly: Partial[LimitsKept], options: BenchOptions) -> None:
+async def _run(partly: PartialResults[LimitsKept], options: BenchOptions) -> None:
     shape = search_sets.QUICK if options.quick else SHAPE
     rows = await asyncio.to_thread(search_set, shape, options.seed, options.setup_dir / "data")
     found = partly.kept

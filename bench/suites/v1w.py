@@ -30,7 +30,7 @@ from bench.mesh.search_mesh import (
     search_mesh,
     services,
 )
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.workloads import search_sets, vectors
 from bench.workloads.http_link import HttpError, HttpLinks
 from bench.workloads.search_sets import K, SearchSet, search_set
@@ -132,12 +132,12 @@ class WritesKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Measure each part that is asked for and not kept yet."""
-    partly = Partial(options, WritesKept)
+    partly = PartialResults(options, WritesKept)
     uvloop.run(_run(partly, options))
     return describe(partly.kept, partly.left)
 
 
-async def _run(partly: Partial[WritesKept], options: BenchOptions) -> None:
+async def _run(partly: PartialResults[WritesKept], options: BenchOptions) -> None:
     kept = partly.kept
     small, large = search_sets.SHAPES[1], search_sets.SHAPES[-1]
     sizes = [search_sets.QUICK] if options.quick else [small, large]

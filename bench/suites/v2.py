@@ -11,7 +11,7 @@ import uvloop
 
 from bench.document import BenchOptions, Body, origin
 from bench.mesh.search_mesh import COLLECTION, SpillwayServer, search_mesh
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.workloads import search_sets
 from bench.workloads.http_link import post
 from bench.workloads.search_sets import BUCKETS, K, SearchSet, nearest_below, search_set
@@ -44,12 +44,12 @@ class FiltersKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Ask filtered queries whose truth is known, for filters at random and along the clusters."""
-    partly = Partial(options, FiltersKept)
+    partly = PartialResults(options, FiltersKept)
     uvloop.run(_run(partly, options))
     return describe(partly.kept, partly.left)
 
 
-async def _run(partly: Partial[FiltersKept], options: BenchOptions) -> None:
+async def _run(partly: PartialResults[FiltersKept], options: BenchOptions) -> None:
     todo = [
         (name, kind, share)
         for kind in FILTERS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.document import BenchOptions, Body
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.simulation import falcon_published as published
 from bench.simulation.delayed_traversal import BloomVisited, ExactVisited, traverse
 from bench.simulation.falcon_cycles import FalconHardware, cycles
@@ -45,7 +45,7 @@ TOGETHER = (1, 2, 4, 8)
 
 def run(options: BenchOptions) -> Body:
     """Make the graph, simulate walks through it, and time walks (quick: 20,000 rows, few queries)."""
-    partly = Partial(options, WalksKept)
+    partly = PartialResults(options, WalksKept)
     kept = partly.kept
     kept.rows = options.pick(ROWS, QUICK_ROWS)
     made = walk_graph.make(kept.rows, options.seed, options.setup_dir / "walks", partly.begins)

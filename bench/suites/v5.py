@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.document import BenchOptions, Body
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Peak, still_blocks
 from bench.simulation.scale_out import network_s, over_machines
 from bench.workloads import search_sets
@@ -85,7 +85,7 @@ class TunedSets(msgspec.Struct):
     sets: dict[str, TunedSet] = {}
 
 
-class Measured(NamedTuple):
+class MeasuredSetting(NamedTuple):
     """A setting as it was predicted, with what a real index does: searches a second, p99, recall, codes of a query."""
 
     predicted: ExploredSetting
@@ -106,7 +106,7 @@ class Measured(NamedTuple):
 class MeasuredSettings(NamedTuple):
     """What was measured; the machine's pace then, of that of the exploration; and how many blocks do not count."""
 
-    settings: list[Measured]
+    settings: list[MeasuredSetting]
     pace: float
     dropped: int
 
@@ -123,7 +123,7 @@ class BuiltSetting(NamedTuple):
         ef = self.predicted.setting.effort if self.predicted.setting.kind == "graph" else None
         return self.built.search(queries, K, effort=ef, remember=False)
 
-    def measured(self, sample: Sample, taken: Seconds, counted: Floats) -> Measured:
+    def measured(self, sample: Sample, taken: Seconds, counted: Floats) -> MeasuredSetting:
         """Return what searches whose seconds are `taken` (rounds, queries) do, and what they find.
 
         The codes that a search reads are counted over the queries `counted`: more than are timed, since a few lists
@@ -140,14 +140,14 @@ class BuiltSetting(NamedTuple):
             expected = expected_codes(self.lists.sizes.tolist(), self.lists.probes)
         same = (sample.truth[:, :, None] == near[:, None, :]).any(axis=2)
         times = SearchTimes.of(taken)
-        return Measured(
+        return MeasuredSetting(
             self.predicted, 1 / times.mean_s, times.p99_s, float(same.mean()), codes, expected, taken.ravel().tolist()
         )  # fmt: skip
 
 
 def run(options: BenchOptions) -> Body:
     """Tune each set for three goals (quick: one of 20,000 rows), and measure what the exploration tried."""
-    partly = Partial(options, TunedSets)
+    partly = PartialResults(options, TunedSets)
     sets = partly.kept.sets
     for shape in (SMALL,) if options.quick else SHAPES:
         name = search_sets.name_of(shape)
@@ -229,7 +229,9 @@ def _tuned(body: Body, rows: SearchSet, options: BenchOptions) -> Levels:
     )
 
 
-def _samples(found: Exploration, measured: Sequence[Measured], minutes: float) -> dict[str, Any]:
+def _samples(
+    found: Exploration, measured: Sequence[MeasuredSetting], minutes: float
+) -> dict[str, Any]:
     return {
         "minutes": minutes,
         "explored": found.explored,
@@ -349,7 +351,7 @@ def _told(setting: IndexSetting) -> str:
     return f"graph M {setting.links}, ef {setting.effort}" if setting.kind == "graph" else "exact"
 
 
-def _predictions(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
+def _predictions(body: Body, rows: SearchSet, measured: Sequence[MeasuredSetting]) -> None:
     columns = ["setting", "recall@10", "searches/s predicted", "searches/s"]
     columns += ["less / more", "p99 ms predicted", "p99 ms"]
     body.table(
@@ -370,7 +372,7 @@ def _predictions(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> N
     )
 
 
-def _by_kind(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
+def _by_kind(body: Body, rows: SearchSet, measured: Sequence[MeasuredSetting]) -> None:
     """Tell which kinds and depths are predicted too fast or too slow."""
     groups: dict[tuple[str, str], list[float]] = {}
     for each in measured:
@@ -394,7 +396,7 @@ def _by_kind(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
 
 
 def _plans(
-    body: Body, rows: SearchSet, files: ExplorationFiles, measured: Sequence[Measured]
+    body: Body, rows: SearchSet, files: ExplorationFiles, measured: Sequence[MeasuredSetting]
 ) -> float:
     """Set the plan of each goal beside the best of all measured that keep to it; return the worst plan / best."""
     table, worst = [], 1.0
@@ -417,7 +419,7 @@ def _plans(
     return worst
 
 
-def _codes(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
+def _codes(body: Body, rows: SearchSet, measured: Sequence[MeasuredSetting]) -> None:
     lists = [each for each in measured if each.codes]
     if not lists:
         return
@@ -438,7 +440,11 @@ def _codes(body: Body, rows: SearchSet, measured: Sequence[Measured]) -> None:
 
 
 def _scale_out(
-    body: Body, rows: SearchSet, files: ExplorationFiles, measured: Sequence[Measured], seed: int
+    body: Body,
+    rows: SearchSet,
+    files: ExplorationFiles,
+    measured: Sequence[MeasuredSetting],
+    seed: int,
 ) -> None:
     """Draw the latency over many machines from the plan's seconds: of the slowest one, and with the network."""
     chosen = choice.best(_settings(files, GOALS[1]))

@@ -24,7 +24,7 @@ from bench.mesh.limited_shards import FAILURES, SHARDS, indexed, limited_mesh, r
 from bench.mesh.local_mesh import LocalMesh
 from bench.mesh.memory_groups import GroupUse, MemoryGroups
 from bench.mesh.search_mesh import COLLECTION, WRITERS, SpillwayServer, fill
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.search_servers import kept
 from bench.suites.v1w import PART, WRITE_RATE, Seen, Writer, fresh_rows, recall
 from bench.workloads import search_sets
@@ -96,14 +96,14 @@ class LargerKept(msgspec.Struct):
 
 def run(options: BenchOptions) -> Body:
     """Measure each kind that is not kept yet; nothing is measured where groups cannot be made."""
-    partly = Partial(options, LargerKept)
+    partly = PartialResults(options, LargerKept)
     partly.kept.absent = why_not(options.cgroup)
     if not partly.kept.absent:
         uvloop.run(_run(partly, options))
     return describe(partly.kept, partly.left)
 
 
-async def _run(partly: Partial[LargerKept], options: BenchOptions) -> None:
+async def _run(partly: PartialResults[LargerKept], options: BenchOptions) -> None:
     shape = search_sets.QUICK if options.quick else SHAPE
     rows = await asyncio.to_thread(search_set, shape, options.seed, options.setup_dir / "data")
     found = partly.kept

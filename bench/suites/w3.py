@@ -55,7 +55,7 @@ def run(options: BenchOptions) -> Body:
         "encoder": ((cost, cost.scaled(SLOWER)), options.pick(150, 20)),
         "paper's V100 + Xeon": (PAPER, options.pick(1500, 120)),
     }
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[PolicyCell]] = {}
     for name, (costs, seconds) in kinds.items():
         for load in LOADS:
             cell = replayed(name, costs, speed, load, seconds, options)
@@ -124,7 +124,7 @@ def capacity(costs: Sequence[LinearCost]) -> float:
     return total
 
 
-class Cell(NamedTuple):
+class PolicyCell(NamedTuple):
     """Every policy on one trace: rows, samples, and what windve-tokens missed and did of a clairvoyant's tokens."""
 
     rows: list[list[str]]
@@ -141,7 +141,7 @@ def replayed(
     seconds: float,
     options: BenchOptions,
     burden: float = 1.0,
-) -> Cell:
+) -> PolicyCell:
     """Replay every policy on one trace, by devices that bursts make up to `burden` times slower."""
     rate, rng = load * capacity(costs), random.Random(options.seed)
     trace = texts(arrivals.bursty(rate, rng), rng, seconds=seconds, within_s=SLO_S)
@@ -164,7 +164,7 @@ def replayed(
         key = f"{name}{', burdened' if burden > 1 else ''}/{load:g}/{policy}"
         samples[key] = {"missed": one.miss_ratio, "share": share, "of_bound": of_most}
     ours = done["windve-tokens"]
-    return Cell(rows, samples, ours.miss_ratio, ours.tokens / max(1, best.tokens))
+    return PolicyCell(rows, samples, ours.miss_ratio, ours.tokens / max(1, best.tokens))
 
 
 def _level(value: float, goal: float, must: float, *, less: bool) -> str:

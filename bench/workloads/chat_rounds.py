@@ -17,7 +17,7 @@ from bench.document import BenchOptions, origin
 from bench.mesh import proc
 from bench.mesh.probe import MeshError
 from bench.pairs import rounds_within
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Peak, Speed, still_blocks
 from bench.rivals import completion_servers as servers
 from bench.rivals import environments, llama_server
@@ -132,7 +132,7 @@ class ChatRounds:
 
     def __init__(self, options: BenchOptions, cell_s: float) -> None:
         self._options, self._cell_s = options, cell_s
-        self._partial = Partial(options, ChatKept)
+        self._partial = PartialResults(options, ChatKept)
         self.kept = self._partial.kept
         self._woken = 0
         self._peak = Peak()

@@ -55,7 +55,7 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GroundedReply:
     """One answer: `hit` is whether the page was among the passages, `cited` whether a marker names it."""
 
     kind: str
@@ -97,7 +97,7 @@ def conversations(count: int) -> Iterator[Talk]:
         yield Talk("turn", tuple(turns))
 
 
-def judge(kind: str, turn: Turn, body: dict[str, Any], seconds: float) -> Reply:
+def judge(kind: str, turn: Turn, body: dict[str, Any], seconds: float) -> GroundedReply:
     """Compare an answer with what was expected: the right value and nothing else, or a refusal and nothing else."""
     message, found = body["choices"][0]["message"], body["retrieval"]["passages"]
     said = message["content"].strip()
@@ -106,7 +106,7 @@ def judge(kind: str, turn: Turn, body: dict[str, Any], seconds: float) -> Reply:
     exact = refused if turn.value is None else bool(parts) and parts[3] == turn.value  # type: ignore[index]
     cited = refused if turn.page is None else turn.page in _cited(message)
     hit = turn.page is None or turn.page in {row["document_id"] for row in found}
-    return Reply(kind, turn.question, turn.value, said, exact, cited, hit, seconds)
+    return GroundedReply(kind, turn.question, turn.value, said, exact, cited, hit, seconds)
 
 
 def _cited(message: dict[str, Any]) -> set[str]:
@@ -119,7 +119,7 @@ class Asker:
     def __init__(self, url: str, key: str = "") -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {key}"} if key else {}
 
-    async def ask(self, given: Sequence[Talk], at_once: int = AT_ONCE) -> list[Reply]:
+    async def ask(self, given: Sequence[Talk], at_once: int = AT_ONCE) -> list[GroundedReply]:
         """Return the answers to all turns, in the order of `given`."""
         room = asyncio.Semaphore(at_once)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -127,13 +127,13 @@ class Asker:
             self._url, headers=self._headers, timeout=timeout
         ) as session:
 
-            async def one(talk: Talk) -> list[Reply]:
+            async def one(talk: Talk) -> list[GroundedReply]:
                 async with room:
                     return await self._talk(session, talk)
 
             return [reply for each in await asyncio.gather(*map(one, given)) for reply in each]
 
-    async def _talk(self, session: aiohttp.ClientSession, talk: Talk) -> list[Reply]:
+    async def _talk(self, session: aiohttp.ClientSession, talk: Talk) -> list[GroundedReply]:
         more: dict[str, Any] = {}
         if len(talk.turns) > 1:
             more["session"] = (await self._post(session, "/v1/sessions", {}))["id"]
@@ -166,7 +166,7 @@ class Asker:
                 return answer
 
 
-def summarise(replies: Sequence[Reply], body: Body) -> None:
+def summarise(replies: Sequence[GroundedReply], body: Body) -> None:
     """Put shares by kind into a document's table, every answer into its samples."""
     kinds = list(dict.fromkeys(reply.kind for reply in replies))
     rows = []

@@ -45,7 +45,7 @@ class Reps(NamedTuple):
 FULL, QUICK = Reps(15, 3, 40), Reps(2, 1, 4)
 
 
-class Calibration(NamedTuple):
+class MachineCalibration(NamedTuple):
     """The costs of a machine whose workers have so many threads, and what a question asks of it on average.
 
     `ttft_s` is the median time to the first token of a question on the idle mesh.
@@ -61,7 +61,7 @@ class Calibration(NamedTuple):
     ttft_s: float
 
 
-def joined(calibrations: Sequence[Calibration]) -> tuple[MachineCosts, RagLoad]:
+def joined(calibrations: Sequence[MachineCalibration]) -> tuple[MachineCosts, RagLoad]:
     """Return the costs of the machine with all threads that were measured; what is around the workers on average."""
 
     def mean(name: str) -> float:
@@ -78,7 +78,7 @@ def joined(calibrations: Sequence[Calibration]) -> tuple[MachineCosts, RagLoad]:
     return costs, first.load
 
 
-async def calibrate(instance: StartedInstance, threads: int, reps: Reps) -> Calibration:
+async def calibrate(instance: StartedInstance, threads: int, reps: Reps) -> MachineCalibration:
     """Measure a mesh of one worker, idle but for this, that holds the collection."""
     async with AsyncSpillway(instance.url, timeout_s=120) as client:
         step = await _step(client, reps)
@@ -92,7 +92,7 @@ async def calibrate(instance: StartedInstance, threads: int, reps: Reps) -> Cali
     )
     ttft_s = statistics.median(each.ttft_s or 0.0 for each in many.replies)
     known = embed.seconds(1) + search.seconds(1) + step.seconds(prompt, 1) + request_s + token_s
-    return Calibration(
+    return MachineCalibration(
         threads,
         WorkerCosts(embed, step),
         search,

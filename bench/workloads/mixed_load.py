@@ -70,7 +70,7 @@ GIVE_UP_S = 15.0  # longer than any objective: who has no answer by then has non
 QUERIES = 1000  # pieces that are asked for, and not stored
 
 
-class Document(NamedTuple):
+class StoredText(NamedTuple):
     """A text to store under an id."""
 
     id: str
@@ -101,24 +101,24 @@ class Stack(Protocol):
     async def search(self, text: str, k: int) -> list[str]:
         """Return the ids of the `k` nearest stored texts, best first."""
 
-    async def ingest(self, documents: Sequence[Document]) -> None:
+    async def ingest(self, documents: Sequence[StoredText]) -> None:
         """Store documents; return when they are on disk and can be found."""
 
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove documents."""
 
 
-class Corpus(NamedTuple):
+class TextCorpus(NamedTuple):
     """Pieces of docstrings: stored ones with their vectors, queries with the true nearest stored, and fresh ones."""
 
-    stored: list[Document]
+    stored: list[StoredText]
     vectors: Rows
     queries: list[str]
     truth: Ids
     fresh: list[str]
 
 
-def corpus(rows: int, limit: int, cache: Path, k: int = SHAPE.k) -> Corpus:
+def corpus(rows: int, limit: int, cache: Path, k: int = SHAPE.k) -> TextCorpus:
     """Return `rows` pieces to store, drawn from `limit` of them at most, and the rest; embeddings lie in `cache`."""
     texts, found = vectors.docstrings(limit), vectors.real(limit, cache)
     order = random.Random(0).sample(range(len(texts)), len(texts))
@@ -126,9 +126,9 @@ def corpus(rows: int, limit: int, cache: Path, k: int = SHAPE.k) -> Corpus:
     if asked < k:
         raise ValueError(f"{len(texts)} pieces; expected more than {rows + 2 * k}")
     some, queries, fresh = order[:rows], order[rows : rows + asked], order[rows + asked :]
-    stored = [Document(f"piece-{number}", texts[at]) for number, at in enumerate(some)]
+    stored = [StoredText(f"piece-{number}", texts[at]) for number, at in enumerate(some)]
     truth = vectors.nearest(found[some], found[queries], k)
-    return Corpus(
+    return TextCorpus(
         stored, found[some], [texts[at] for at in queries], truth, [texts[at] for at in fresh]
     )
 
@@ -225,7 +225,7 @@ class KindLoop(LoadLoop[KindRun]):
 class MixedLoad:
     """The four kinds against one product, with requests that are the same for the same seed and factor."""
 
-    def __init__(self, stack: Stack, found: Corpus, shape: MixShape = SHAPE) -> None:
+    def __init__(self, stack: Stack, found: TextCorpus, shape: MixShape = SHAPE) -> None:
         self._stack, self._corpus, self._shape = stack, found, shape
         self._woken = itertools.count()
 
@@ -277,10 +277,10 @@ class MixedLoad:
         await self._stack.ingest(self._documents(name, number))
         return Timing()
 
-    def _documents(self, name: str, number: int) -> list[Document]:
+    def _documents(self, name: str, number: int) -> list[StoredText]:
         count, fresh = self._shape.documents, self._corpus.fresh
         places = range(number * count, (number + 1) * count)
-        return [Document(f"new-{name}-{at}", f"{fresh[at % len(fresh)]} ({at})") for at in places]
+        return [StoredText(f"new-{name}-{at}", f"{fresh[at % len(fresh)]} ({at})") for at in places]
 
 
 def due(factor: float, name: str, shape: MixShape = SHAPE) -> dict[str, Iterator[float]]:

@@ -14,18 +14,18 @@ import msgspec
 from bench.document import BenchOptions
 from bench.mesh import proc
 from bench.mesh.probe import MeshError
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Peak, Speed, still_blocks
 from bench.workloads import vectors
 from bench.workloads.mixed_load import (
     KINDS,
-    Corpus,
     Counted,
     Hold,
     MixedLoad,
     MixShape,
     Stack,
     StackError,
+    TextCorpus,
 )
 from bench.workloads.streamed_batch import BatchError
 
@@ -74,9 +74,9 @@ class Ladder(msgspec.Struct, frozen=True):
 class MixedRuns:
     """Climbs a ladder of load factors; what `partial` holds is not measured again, what has no time is left."""
 
-    def __init__(self, options: BenchOptions, pieces: Corpus, shape: MixShape) -> None:
+    def __init__(self, options: BenchOptions, pieces: TextCorpus, shape: MixShape) -> None:
         self._options, self._pieces, self._shape = options, pieces, shape
-        self._partial = Partial(options, MixKept)
+        self._partial = PartialResults(options, MixKept)
         self.kept = self._partial.kept
 
     @property
@@ -240,24 +240,24 @@ def capacity(shares: Mapping[float, float], level: float) -> float:
     return before
 
 
-class Step(NamedTuple):
+class LoadStep(NamedTuple):
     """One side's counts at one load factor of one round; `still` unless the machine's speed moved meanwhile."""
 
     counts: Mapping[str, Counted]
     still: bool = True
 
 
-def steps(kept: MixKept, side: str, warm_s: float) -> list[dict[float, Step]]:
+def steps(kept: MixKept, side: str, warm_s: float) -> list[dict[float, LoadStep]]:
     """Return what a side did in each round, by load factor."""
-    found: dict[int, dict[float, Step]] = {}
+    found: dict[int, dict[float, LoadStep]] = {}
     for each in kept.rounds:
         if side in each.sides:
-            step = Step(each.sides[side].counts(warm_s), all(still_blocks(each.speeds)))
+            step = LoadStep(each.sides[side].counts(warm_s), all(still_blocks(each.speeds)))
             found.setdefault(each.round, {})[each.factor] = step
     return list(found.values())
 
 
-def shares_of(rounds: Sequence[Mapping[float, Step]]) -> dict[float, float]:
+def shares_of(rounds: Sequence[Mapping[float, LoadStep]]) -> dict[float, float]:
     """Return the worst kind's share by load factor, over all rounds; 0 where a round did not climb so far.
 
     Of a factor only the rounds count during which the machine's speed did not move, unless it always did.

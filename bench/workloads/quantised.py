@@ -17,7 +17,7 @@ TRAINED = 64  # rows a centre is trained with, at most
 ROUNDS = 8
 
 
-class Candidates(NamedTuple):
+class ScannedRows(NamedTuple):
     """What a scan met, list after list: rows of the base, and their distances by the product quantiser."""
 
     rows: Ids
@@ -38,13 +38,13 @@ class QuantisedLists:
         """Return the nearest lists of each query, nearest first."""
         return np.argsort(_squares(queries, self.centres), axis=1, kind="stable")[:, :probes]
 
-    def scan(self, query: Rows, lists: Ids) -> Candidates:
+    def scan(self, query: Rows, lists: Ids) -> ScannedRows:
         """Return what these lists hold, one list after the other."""
         places = np.concatenate([np.arange(*self.begins[each : each + 2]) for each in lists])
         parts = len(self.books)
         table = np.square(query.reshape(parts, 1, -1) - self.books).sum(2)
         found = table[np.arange(parts), self.codes[places]].sum(1)
-        return Candidates(self.rows[places], found)
+        return ScannedRows(self.rows[places], found)
 
 
 def quantised(base: Rows, lists: int, parts: int, rng: np.random.Generator) -> QuantisedLists:

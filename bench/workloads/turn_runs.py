@@ -10,10 +10,10 @@ import msgspec
 
 from bench.document import BenchOptions
 from bench.mesh.probe import MeshError
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.sweep import Swept
 from bench.workloads.conversations import Scale, conversations, under_way
-from bench.workloads.turns import Asked, Point, System, TurnLoad, point
+from bench.workloads.turns import AskedTurn, Point, System, TurnLoad, point
 
 Server = contextlib.AbstractAsyncContextManager[System]
 BETWEEN = 50  # the number of the rate between two others, which other systems may not have
@@ -24,7 +24,7 @@ class Kept(msgspec.Struct):
     """What was measured: points by what they are of, every turn asked, counters of page tiers, what was not, sweeps."""
 
     points: dict[str, list[Point]] = {}
-    asked: dict[str, list[Asked]] = {}
+    asked: dict[str, list[AskedTurn]] = {}
     tiers: dict[str, dict[str, int]] = {}
     absent: dict[str, str] = {}
     swept: dict[str, list[Swept]] = {}
@@ -35,7 +35,7 @@ class TurnRuns:
 
     def __init__(self, options: BenchOptions, seconds: float) -> None:
         self._options, self._seconds = options, seconds
-        self._partial = Partial(options, Kept)
+        self._partial = PartialResults(options, Kept)
         self.kept = self._partial.kept
 
     @property
@@ -61,7 +61,7 @@ class TurnRuns:
 
     async def _ask(
         self, system: System, rate: float, scale: Scale, seconds: float, number: int
-    ) -> list[Asked]:
+    ) -> list[AskedTurn]:
         """Ask conversations at a rate; those of another number are others: what one rate said no other may find."""
         seed = 1000 * self._options.seed + number
         some = conversations(scale, system.vocabulary, seed)

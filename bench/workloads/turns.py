@@ -52,7 +52,7 @@ class System:
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedTurn:
     """One turn as it went; moments are seconds from the run's start, None what did not come; `code` why it failed."""
 
     due_s: float
@@ -88,9 +88,9 @@ class TurnLoad:
         # Drawn apart, so that conversations arrive alike at every system.
         self._arrivals, self._rng = random.Random(seed), random.Random(f"{seed}-forgotten")
         self._began_s = 0.0
-        self.asked: list[Asked] = []
+        self.asked: list[AskedTurn] = []
 
-    async def run(self, rate: float, seconds: float) -> list[Asked]:
+    async def run(self, rate: float, seconds: float) -> list[AskedTurn]:
         """Begin `rate` conversations a second for so long, then cut off what is open; return every turn asked."""
         self.asked, self._began_s = [], time.monotonic()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
@@ -119,7 +119,7 @@ class TurnLoad:
         for number, turn in enumerate(begun.turns, begun.past):
             await asyncio.sleep(turn.think_s)
             prompt = len(history) + len(turn.tokens)
-            asked = Asked(self._now(), number, prompt, turn.wanted)
+            asked = AskedTurn(self._now(), number, prompt, turn.wanted)
             self.asked.append(asked)
             body = self._system.body(history, turn, self._rng)
             try:
@@ -131,7 +131,7 @@ class TurnLoad:
             history += [*turn.tokens, *answer]
 
     async def _ask(
-        self, http: aiohttp.ClientSession, body: dict[str, Any], asked: Asked
+        self, http: aiohttp.ClientSession, body: dict[str, Any], asked: AskedTurn
     ) -> list[int]:
         """Return the answer's token ids."""
         text, frames = "", Frames()
@@ -152,7 +152,7 @@ class TurnLoad:
         return answer
 
 
-def _text(data: bytes, asked: Asked) -> str:
+def _text(data: bytes, asked: AskedTurn) -> str:
     if data == b"[DONE]":
         return ""
     chunk = msgspec.json.decode(data)
@@ -175,7 +175,7 @@ class Point:
     failed: int
 
 
-def point(asked: Sequence[Asked], rate: float, warm_s: float, end_s: float) -> Point:
+def point(asked: Sequence[AskedTurn], rate: float, warm_s: float, end_s: float) -> Point:
     """Return the figures of [warm_s, end_s): turns that ended in it, and the latency of those that began in it.
 
     An open turn counts if it already took longer than the 90th percentile of those that ended.

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.figures.html import tier_charts
 from bench.hot_path import stale
-from bench.pairs import Blocks
+from bench.pairs import PairBlocks
 from bench.peak import Speed
 from loadgen import stats
 from loadgen.html import plots
@@ -42,7 +42,7 @@ def _ratio(
     gflops = kept["peaks_gflops"]
     copies = kept.get("peaks_gbs", [1.0] * len(gflops))  # earlier runs measured no copy
     speeds = [Speed(*each) for each in zip(gflops, copies, strict=True)]
-    blocks = Blocks(all_pairs=kept["pairs_s"], speeds=speeds, block=kept["block"])
+    blocks = PairBlocks(all_pairs=kept["pairs_s"], speeds=speeds, block=kept["block"])
     blocks.sift()
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)
     return Ratio(key, ratio["value"], ratio["low"], ratio["high"], must, goal)

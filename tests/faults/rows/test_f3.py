@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.document import BenchOptions
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.suites.f3 import describe
 from chaos import f3
 
@@ -20,7 +20,7 @@ async def test_hung_worker_holds_nothing_up(tmp_path: Path, seed: int) -> None:
     """Every request is answered although a worker is stopped; what it had taken is reclaimed in time."""
     print(f"seed {seed}")
     rounds = 10 if SOAK else 1
-    partial = Partial(BenchOptions(partial=tmp_path / "F3.partial"), f3.Rounds)
+    partial = PartialResults(BenchOptions(partial=tmp_path / "F3.partial"), f3.Rounds)
     found = await f3.run(rounds, 6.5, tmp_path / "mesh", partial, seed, calm_s=1.0)
 
     assert {each.victim for each in found} == {victim.name for victim in f3.VICTIMS}
@@ -33,5 +33,5 @@ async def test_hung_worker_holds_nothing_up(tmp_path: Path, seed: int) -> None:
     body = describe(found)
     assert len(body.tables[1]["rows"]) == len(f3.VICTIMS)
     # What the file holds is not done again.
-    again = Partial(BenchOptions(partial=tmp_path / "F3.partial"), f3.Rounds)
+    again = PartialResults(BenchOptions(partial=tmp_path / "F3.partial"), f3.Rounds)
     assert again.kept.rounds == found

@@ -10,11 +10,11 @@ from bench.workloads.mixed_load import (
     CHAT,
     INGEST,
     SEARCH,
-    Corpus,
-    Document,
     KindLoop,
     MixedLoad,
     StackError,
+    StoredText,
+    TextCorpus,
     Timing,
 )
 from bench.workloads.turns import System
@@ -36,17 +36,17 @@ class _Stack:
         self.asked.append(text)
         return ["piece-1"] * k
 
-    async def ingest(self, documents: Sequence[Document]) -> None:
+    async def ingest(self, documents: Sequence[StoredText]) -> None:
         self.stored |= {each.id for each in documents}
 
     async def remove(self, ids: Sequence[str]) -> None:
         self.stored -= set(ids)
 
 
-def _corpus() -> Corpus:
-    stored = [Document(f"piece-{n}", f"text {n}") for n in range(40)]
+def _corpus() -> TextCorpus:
+    stored = [StoredText(f"piece-{n}", f"text {n}") for n in range(40)]
     rows = np.zeros((40, 4), np.float32)
-    return Corpus(stored, rows, ["who?"], np.zeros((1, 10), np.int64), ["fresh"])
+    return TextCorpus(stored, rows, ["who?"], np.zeros((1, 10), np.int64), ["fresh"])
 
 
 async def test_load_asks_the_same_of_every_product_and_leaves_nothing() -> None:

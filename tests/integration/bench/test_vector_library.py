@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.document import BenchOptions
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.rivals.engine_process import EngineError, EngineProcess
 from bench.rivals.search_servers import kept
 from bench.rivals.vector_library import BUILDS, FAISS, HNSWLIB
@@ -29,9 +29,9 @@ async def test_a_small_run_measures_what_is_set_up(
     options = BenchOptions(
         quick=True, count=2, setup_dir=tmp_path / "setup", partial=tmp_path / "V1.partial"
     )
-    partly = Partial(options, v1.SearchKept)
+    partly = PartialResults(options, v1.SearchKept)
     await v1_process.measure(partly, partly.kept.process, options)
-    again = Partial(options, v1.SearchKept).kept
+    again = PartialResults(options, v1.SearchKept).kept
 
     assert set(again.process.cells) == {v1_process.cell_name(SMALL, way) for way in WAYS}
     for cell in again.process.cells.values():

@@ -7,7 +7,7 @@ import pytest
 
 from bench.figures import targets
 from bench.figures.figure import NOT_THERE
-from bench.pairs import Blocks
+from bench.pairs import PairBlocks
 from bench.rivals.sweep import Swept
 from bench.suites import e1, e1_servers
 from bench.suites.e1_accuracy import within_bound
@@ -15,7 +15,7 @@ from bench.suites.embed_pairs import SHAPES, SINGLE, EmbedFound, EmbedKept
 
 
 def _found(ours: float, theirs: float, against: str) -> EmbedFound:
-    blocks = Blocks([ours] * 30, [theirs] * 30, all_pairs=[(ours, theirs)] * 30)
+    blocks = PairBlocks([ours] * 30, [theirs] * 30, all_pairs=[(ours, theirs)] * 30)
     return EmbedFound(blocks, against, "c0ffee")
 
 

@@ -12,7 +12,7 @@ from bench.engine.peaks_process import PRODUCT, READ_BYTES
 from bench.figures.engines import ENGINE_FIGURES
 from bench.figures.figure import NOT_THERE
 from bench.gpu import shapes
-from bench.pairs import Blocks
+from bench.pairs import PairBlocks
 from bench.rivals.engine_process import LLAMA, VLLM
 from bench.rivals.sweep import Swept, best, joined
 from bench.suites import l1, l2, l3, l5
@@ -34,7 +34,7 @@ L = shapes.SHAPES["llama-1b"]
 
 
 def _found(ours: float, theirs: float, pairs: int = 30) -> EngineFound:
-    blocks = Blocks([ours] * pairs, [theirs] * pairs, all_pairs=[(ours, theirs)] * pairs)
+    blocks = PairBlocks([ours] * pairs, [theirs] * pairs, all_pairs=[(ours, theirs)] * pairs)
     return EngineFound(blocks, [1 << 30, 2 << 30], [1.0, 2.0], "c0ffee")
 
 

@@ -34,8 +34,8 @@ from bench.workloads.mixed_load import (
 from bench.workloads.mixed_runs import (
     Climb,
     FactorRound,
+    LoadStep,
     MixKept,
-    Step,
     capacity,
     shares_of,
     steps,
@@ -114,8 +114,8 @@ def _counts(met: int) -> dict[str, Counted]:
 
 def test_shares_are_those_of_the_worst_kind_over_rounds() -> None:
     """A factor that a round did not reach has none; rounds during which the machine moved do not count."""
-    one = {1.0: Step(_counts(100)), 2.0: Step(_counts(80), still=False)}
-    two = {1.0: Step(_counts(90)), 2.0: Step(_counts(96)), 4.0: Step(_counts(50))}
+    one = {1.0: LoadStep(_counts(100)), 2.0: LoadStep(_counts(80), still=False)}
+    two = {1.0: LoadStep(_counts(90)), 2.0: LoadStep(_counts(96)), 4.0: LoadStep(_counts(50))}
 
     assert shares_of([one, two]) == {1.0: 0.95, 2.0: 0.96, 4.0: 0.0}
     assert shares_of([one]) == {1.0: 1.0, 2.0: 0.8}

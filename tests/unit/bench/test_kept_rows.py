@@ -11,7 +11,7 @@ import pytest
 from bench.document import BenchOptions
 from bench.engine.page_splits import SplitCounts
 from bench.mesh.memory_groups import GroupUse
-from bench.partial import Partial
+from bench.partial import PartialResults
 from bench.peak import Speed
 from bench.suites import f5, f6, p3, p4, v5
 from bench.workloads.search_sets import name_of
@@ -25,11 +25,11 @@ STILL, MOVED = (Speed(1.0, 1.0), Speed(1.0, 1.0)), (Speed(1.0, 1.0), Speed(1.0, 
 def test_what_is_kept_is_gone_on_with(tmp_path: Path) -> None:
     """A file holds what was saved; without time nothing is begun, and what is not begun is left."""
     path = tmp_path / "P4.partial"
-    first = Partial(BenchOptions(partial=path, minutes=1.0), p4.SplitsKept)
+    first = PartialResults(BenchOptions(partial=path, minutes=1.0), p4.SplitsKept)
     assert first.begins()
     first.kept.runs["a"] = 3
     first.save()
-    again = Partial(BenchOptions(partial=path, minutes=-1.0), p4.SplitsKept)
+    again = PartialResults(BenchOptions(partial=path, minutes=-1.0), p4.SplitsKept)
 
     assert again.kept.runs == {"a": 3}
     assert [again.begins(), again.begins()] == [False, False]
@@ -37,14 +37,14 @@ def test_what_is_kept_is_gone_on_with(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     path.write_bytes(b"\xc1")
     with pytest.raises(msgspec.DecodeError):
-        Partial(BenchOptions(partial=path), p4.SplitsKept)
+        PartialResults(BenchOptions(partial=path), p4.SplitsKept)
 
 
 def test_a_set_that_was_tuned_is_not_tuned_again(tmp_path: Path) -> None:
     """A row is judged by all sets that are kept, and says how many are left where there is no time for them."""
     path = tmp_path / "V5.partial"
     *some, last = map(name_of, v5.SHAPES)
-    first = Partial(BenchOptions(partial=path), v5.TunedSets)
+    first = PartialResults(BenchOptions(partial=path), v5.TunedSets)
     for name in some:
         levels = v5.Levels(name, 200_000, 0.95, 0.99, 0.02, 3.0)
         table = {"title": f"{name}: plans", "columns": ["goal"], "rows": [["0.80"]]}

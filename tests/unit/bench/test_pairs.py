@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench import pairs
-from bench.pairs import Blocks, measure_pairs
+from bench.pairs import PairBlocks, measure_pairs
 from bench.peak import Speed
 from bench.workloads import vectors
 
@@ -35,7 +35,7 @@ def test_moved_block_is_left_out_and_counted() -> None:
     all_pairs = [(1.0, 2.0), (1.0, 2.0), (9.0, 9.0), (9.0, 9.0)]
     for last in (Speed(60, 10), Speed(100, 7)):
         speeds = [Speed(100, 10), Speed(101, 10), last]
-        found = Blocks(block=2, all_pairs=all_pairs, speeds=speeds)
+        found = PairBlocks(block=2, all_pairs=all_pairs, speeds=speeds)
         found.sift()
 
         assert found.ours == [1, 1]
@@ -46,7 +46,7 @@ def test_moved_block_is_left_out_and_counted() -> None:
 def test_machine_that_never_holds_still_is_told() -> None:
     """If every block moved, all pairs are shown and all blocks are counted as dropped."""
     speeds = [Speed(100, 10), Speed(50, 10), Speed(100, 10)]
-    found = Blocks(block=1, all_pairs=[(1, 2), (3, 4)], speeds=speeds)
+    found = PairBlocks(block=1, all_pairs=[(1, 2), (3, 4)], speeds=speeds)
     found.sift()
 
     assert found.ours == [1, 3]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bench.document import BenchOptions, Body
 from bench.figures.targets import FIGURES
 from bench.suites import g2m
-from bench.workloads.machine_costs import Calibration, fitted, joined
+from bench.workloads.machine_costs import MachineCalibration, fitted, joined
 from cli.planned_services import PlannedServices, fingerprint
 from common.config import WorkerConfig
 from loadgen import arrivals
@@ -33,11 +33,11 @@ CORES = 2
 LOAD = RagLoad(250, 16)
 
 
-def calibration(threads: int) -> Calibration:
+def calibration(threads: int) -> MachineCalibration:
     """Return costs of a machine whose second thread gives four fifths more."""
     part = 1.0 if threads == 1 else 1 / 1.8
     worker = WorkerCosts(LineCost(0.004, 0.002 * part), StepSeconds(0.006, 0.001 * part, 0.0005))
-    return Calibration(
+    return MachineCalibration(
         threads, worker, LineCost(0.001, 0.0005), 0.004, 0.0003, 0.003, LOAD, 0.3 * part
     )
 
@@ -55,8 +55,8 @@ def kept(capacity: float = 1.0, first: float = 1.0) -> g2m.MachineKept:
             due = takewhile(lambda at: at < 20.0, arrivals.poisson(rate, random.Random(seed)))
             served = LoadSimulation(simulated, load).run(due)
             ttft_s = statistics.median(each.ttft_s for each in served)
-            holds[str(share)] = g2m.Hold(rate, 20.0, seed, first * ttft_s, len(served), 0)
-        found.deployments[candidate.name] = g2m.Measured(capacity * predicted, holds)
+            holds[str(share)] = g2m.RateHold(rate, 20.0, seed, first * ttft_s, len(served), 0)
+        found.deployments[candidate.name] = g2m.MeasuredDeployment(capacity * predicted, holds)
     return found
 
 

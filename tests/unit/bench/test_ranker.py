@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from bench.ranker import lists
 from bench.ranker.corpus import Corpus
 from bench.ranker.lists import NEGATIVES, RankedList
-from bench.ranker.pages import WINDOW_CHARS, Page, begins, docstrings, pages, sections, windows
+from bench.ranker.pages import WINDOW_CHARS, TextPage, begins, docstrings, pages, sections, windows
 from bench.ranker.questions import asked, words_of
-from bench.ranker.training import Plan, Training, factor_at, frozen_at
+from bench.ranker.training import Training, TrainingPlan, factor_at, frozen_at
 
-PAGE = Page(
+PAGE = TextPage(
     "trees.copy_all",
     "Return a copy of a whole tree.\n\n"
     "If the target exists already, nothing is copied. The order is kept for leaves.\n\n"
@@ -41,7 +41,7 @@ def test_a_page_that_begins_like_a_document_of_the_collection_is_left_out() -> N
 @given(TEXTS)
 def test_windows_are_short_and_hold_the_page_in_order(text: str) -> None:
     """Each window is a part of the page, the first one begins with its name, none is too long."""
-    page = Page("name.of.it", text)
+    page = TextPage("name.of.it", text)
     found = windows(3, page)
     whole = f"{page.name}\n\n{text}"
     at = 0
@@ -63,8 +63,8 @@ def test_docstrings_and_sections_have_names() -> None:
         ("m.A.f", "F."),
     ]
     assert list(sections("pack", "intro\n# Use\nso\n## More #\nthus\n")) == [
-        Page("pack: Use", "so"),
-        Page("pack: More", "thus"),
+        TextPage("pack: Use", "so"),
+        TextPage("pack: More", "thus"),
     ]
 
 
@@ -89,7 +89,7 @@ def test_questions_of_every_kind_are_made_of_a_page() -> None:
 @given(TEXTS, st.integers(0, 99))
 def test_a_question_is_the_same_every_time_and_rests_on_its_page(text: str, seed: int) -> None:
     """Any text makes a question whose source it holds, or none, without an error."""
-    page = Page("some.name", text)
+    page = TextPage("some.name", text)
     first, again = (asked(page, text, random.Random(seed)) for _ in range(2))
 
     assert first == again
@@ -143,7 +143,7 @@ def test_a_run_that_is_cut_off_ends_with_the_same_weights(tmp_path: Path) -> Non
     corpus = _corpus()
     corpus.save(tmp_path / "corpus.json")
     assert Corpus.load(tmp_path / "corpus.json") == corpus
-    plan = Plan(lists=6, batch=2, tokens=24, save_every_s=0.0, tell_every=1)
+    plan = TrainingPlan(lists=6, batch=2, tokens=24, save_every_s=0.0, tell_every=1)
     torch.set_num_threads(1)
 
     whole = Training(plan, corpus, tmp_path / "whole.pt")

@@ -36,7 +36,7 @@ from bench.rivals.vector_library import (
 )
 from bench.rounds import Rounds, measure_rounds, order
 from bench.suites import v1, v1_process, v1_process_tables, v1_servers, v1m, v1w, v2, v6
-from bench.suites.v1_process import WAYS, Found, ProcessCell, ProcessKept, best_other
+from bench.suites.v1_process import WAYS, LibrarySide, ProcessCell, ProcessKept, best_other
 from bench.suites.v1_query import QueryFound
 from bench.suites.v1_servers import (
     LOADS,
@@ -45,7 +45,7 @@ from bench.suites.v1_servers import (
     PGVECTOR,
     RIVALS,
     SearchLoad,
-    Served,
+    ServedSide,
     ServersCell,
     Tried,
     best_rival,
@@ -216,7 +216,7 @@ async def test_a_rival_whose_calls_take_seconds_is_told_and_not_measured(
 
 def _cell(load: str, rivals: dict[str, float], ours: float = 2.0) -> ServersCell:
     rates = {OURS: ours, **rivals}
-    sides = {name: Served({"ef": 10}, 0.96, {"p50": 0.001, "p99": 0.002}, 30) for name in rates}
+    sides = {name: ServedSide({"ef": 10}, 0.96, {"p50": 0.001, "p99": 0.002}, 30) for name in rates}
     rounds = Rounds({name: [rate] * 20 for name, rate in rates.items()}, 20, STILL)
     return ServersCell("clustered, 50k x 128", load, "all", rounds, sides, 0.1, "c0ffee")
 
@@ -250,7 +250,7 @@ def test_who_decides_a_cell() -> None:
 
 def test_recall_below_what_is_asked_counts_for_nobody() -> None:
     """A cell is missed where ours is not exact enough; a rival that is not is no rival."""
-    low = Served({}, 0.93, {"p50": 0.001, "p99": 0.002}, 30)
+    low = ServedSide({}, 0.93, {"p50": 0.001, "p99": 0.002}, 30)
     cell = _cell(LOADS[0].name, {PGVECTOR: 1.0, "chroma": 9.0})
     cell.sides["chroma"] = low
     assert (best_rival(cell), reached(cell)) == (PGVECTOR, "goal")
@@ -260,7 +260,7 @@ def test_recall_below_what_is_asked_counts_for_nobody() -> None:
 
 def _process_cell(way: str, rates: dict[str, float], ours: float = 2.0) -> ProcessCell:
     every = {OURS: ours, **rates}
-    sides = {name: Found({"build": "m24", "ef": 12}, 0.97) for name in every}
+    sides = {name: LibrarySide({"build": "m24", "ef": 12}, 0.97) for name in every}
     rounds = Rounds({name: [rate] * 20 for name, rate in every.items()}, 20, STILL)
     return ProcessCell("clustered, 200k x 128", way, rounds, sides, "c0ffee")
 
@@ -291,7 +291,7 @@ def test_memory_and_builds_of_the_large_set() -> None:
     assert asked == {HNSWLIB: ("m16",), FAISS: (), USEARCH: (), SVS: ()}
 
     cell = _process_cell(WAYS[0].name, {HNSWLIB: 1.0})
-    cell.sides[OURS] = Found({}, 0.985, 5_000_000_000)
+    cell.sides[OURS] = LibrarySide({}, 0.985, 5_000_000_000)
     cell.peak_bytes = 6_000_000_000
     body = Body()
     v1_process_tables.describe(ProcessKept({"a": cell}), body)
@@ -306,9 +306,13 @@ def test_memory_and_builds_of_the_large_set() -> None:
 def test_a_library_that_is_less_exact_does_not_count() -> None:
     """Equal recall is ours and 0.95; a cell in which ours has less is missed."""
     cell = _process_cell(WAYS[0].name, {HNSWLIB: 1.0, FAISS: 9.0, SVS: 1.0})
-    cell.sides |= {OURS: Found({}, 0.985), FAISS: Found({}, 0.972), SVS: Found({}, 0.976)}
+    cell.sides |= {
+        OURS: LibrarySide({}, 0.985),
+        FAISS: LibrarySide({}, 0.972),
+        SVS: LibrarySide({}, 0.976),
+    }
     assert (best_other(cell), v1_process.reached(cell, SVS, 1.0, 1.0)) == (SVS, "goal")
-    cell.sides[OURS] = Found({}, 0.94)
+    cell.sides[OURS] = LibrarySide({}, 0.94)
     assert v1_process.reached(cell, SVS, 1.0, 1.0) == "missed"
 
 

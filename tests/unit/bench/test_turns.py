@@ -20,7 +20,7 @@ from bench.workloads.conversations import (
     conversations,
     under_way,
 )
-from bench.workloads.turns import Asked, Point, System, at_limit, ninetieth, point
+from bench.workloads.turns import AskedTurn, Point, System, at_limit, ninetieth, point
 
 WIDE = Scale(lengths=1, pauses=20, context=1_000_000)
 
@@ -93,10 +93,10 @@ def test_what_forgets_says_another_beginning_each_time() -> None:
     assert words == "".join(f"w{token}" for token in plain)
 
 
-def _asked(due_s: float, seconds: float | None, tokens: int = 10, code: str = "") -> Asked:
+def _asked(due_s: float, seconds: float | None, tokens: int = 10, code: str = "") -> AskedTurn:
     done_s = None if seconds is None else due_s + seconds
     ended = 0 if seconds is None else tokens
-    return Asked(due_s, 0, 5, tokens, due_s + 0.1, done_s, ended, code)
+    return AskedTurn(due_s, 0, 5, tokens, due_s + 0.1, done_s, ended, code)
 
 
 def test_figures_of_known_turns() -> None:

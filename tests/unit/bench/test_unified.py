@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.simulation import unified as module
-from bench.simulation.unified import LARGE, PREFILL_FIRST, SHAPE, UNIFIED, Simulation, unified
-from bench.workloads.turns import Asked
+from bench.simulation.unified import LARGE, PREFILL_FIRST, SHAPE, UNIFIED, TurnSimulation, unified
+from bench.workloads.turns import AskedTurn
 from common.pages.identity import PAGE
 from engine.decoder import scheduler as scheduling
 from engine.decoder.scheduler import ScheduledRows
@@ -14,7 +14,7 @@ from engine.decoder.scheduler import ScheduledRows
 WAYS = pytest.mark.parametrize("prefill_first", [False, True])
 
 
-def _run(simulation: Simulation) -> dict[tuple[int, int], Asked]:
+def _run(simulation: TurnSimulation) -> dict[tuple[int, int], AskedTurn]:
     while simulation.step() is not None:
         pass
     return simulation.asked
@@ -43,7 +43,7 @@ def test_state_stays_sound(
     """Every row sees its own conversation though others sit steps out and pages run short; at the end none is held."""
     monkeypatch.setattr(module, "SHAPE", SHAPE._replace(pages=pages))
     monkeypatch.setattr(scheduling, "RESERVE", 0.0)  # else hardly any sequence loses its pages
-    simulation, memory = Simulation(6.0, 10.0, 7, prefill_first=prefill_first), _Memory()
+    simulation, memory = TurnSimulation(6.0, 10.0, 7, prefill_first=prefill_first), _Memory()
     scheduler = simulation.scheduler
     commit = scheduler.commit
 
@@ -64,7 +64,7 @@ def test_state_stays_sound(
 @WAYS
 def test_prompts_and_answers_share_steps_only_if_unified(*, prefill_first: bool) -> None:
     """With prompts first no step computes several rows of one sequence beside the row of an answer."""
-    simulation = Simulation(3.0, 10.0, 7, prefill_first=prefill_first)
+    simulation = TurnSimulation(3.0, 10.0, 7, prefill_first=prefill_first)
     mixed = 0
     while (parts := simulation.step()) is not None:
         prompts = any(len(part.positions) > 1 for part in parts)
@@ -76,7 +76,7 @@ def test_prompts_and_answers_share_steps_only_if_unified(*, prefill_first: bool)
 
 def test_both_ways_get_the_same_requests() -> None:
     """A turn has the same prompt and as many tokens in both, and each answer is as long as was wanted."""
-    one, other = (_run(Simulation(4.0, 15.0, 3, prefill_first=way)) for way in (False, True))
+    one, other = (_run(TurnSimulation(4.0, 15.0, 3, prefill_first=way)) for way in (False, True))
     both = one.keys() & other.keys()
 
     assert len(both) > 100
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_points() -> None:
 def test_both_keep_up_with_a_low_rate() -> None:
     """All turns sent up to some seconds before the end are answered in both, and they are the same ones."""
     seconds, last_s = 40.0, 8.0
-    one, other = (_run(Simulation(0.5, seconds, 2, prefill_first=way)) for way in (False, True))
+    one, other = (_run(TurnSimulation(0.5, seconds, 2, prefill_first=way)) for way in (False, True))
     early = {key for key, asked in one.items() if asked.due_s < seconds - last_s}
 
     assert len(early) > 20

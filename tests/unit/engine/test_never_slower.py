@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulation.never_slower import Speed, compare
+from bench.simulation.never_slower import TierSpeed, compare
 from engine.decoder.kv.tier_breaker import MISSES, PAUSE_S, PROBE, TierBreaker
 
 SPEEDS = st.builds(
-    Speed,
+    TierSpeed,
     latency_s=st.sampled_from([0.0001, 0.001, 0.01, 0.3]),
     page_s=st.sampled_from([0.0001, 0.001, 0.01, 0.03, 0.1, 1.0]),
     answers=st.sampled_from([math.inf, math.inf, math.inf, 0, 1, 7, 20]),
@@ -27,7 +27,7 @@ SPEEDS = st.builds(
     tokens=st.integers(65, 3000),
     seed=st.integers(0, 1000),
 )
-def test_never_slower(speeds: list[Speed], hits: float, tokens: int, seed: int) -> None:
+def test_never_slower(speeds: list[TierSpeed], hits: float, tokens: int, seed: int) -> None:
     """P3 on the virtual clock, whatever the tier does, and however it changes from turn to turn."""
     found = compare(speeds, hits, tokens, seed=seed, turns=10)
     ratios = [ours / theirs for ours, theirs, _ in found]
@@ -38,7 +38,7 @@ def test_never_slower(speeds: list[Speed], hits: float, tokens: int, seed: int) 
 @pytest.mark.parametrize(("page_s", "most"), [(0.0005, 0.05), (0.01, 0.3), (0.04, 0.55)])
 def test_faster(page_s: float, most: float) -> None:
     """With all pages there, computing and fetching meet where both end together."""
-    found = compare([Speed(page_s=page_s)], 1.0, 2055, seed=1, turns=10)
+    found = compare([TierSpeed(page_s=page_s)], 1.0, 2055, seed=1, turns=10)
     assert median(ours / theirs for ours, theirs, _ in found) < most
     assert all(fetched for _, _, fetched in found)
 

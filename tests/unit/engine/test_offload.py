@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import ROOT
-from bench.simulation.host_offload import OffloadSimulation, Served, SimulatedRequest, synthetic
-from bench.simulation.rooflines import A10G, LLAMA_7B, LLAMA_8B, T4, Machine, ModelSize, costs
+from bench.simulation.host_offload import OffloadRequest, OffloadRun, OffloadSimulation, synthetic
+from bench.simulation.rooflines import (
+    A10G,
+    LLAMA_7B,
+    LLAMA_8B,
+    T4,
+    ModelSize,
+    RooflineMachine,
+    costs,
+)
 from common.cost.linear import LinearCost, Probe
 from common.cost.table import CostTable, OnlineTable
 from common.pages.identity import PAGE
@@ -226,7 +234,7 @@ def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
 )  # fmt: skip
 def test_a_plan_keeps_its_promises(
     state: OffloadState,
-    machine: Machine,
+    machine: RooflineMachine,
     tokens: int,
     slower: tuple[float, float],
     whole: LinearCost | None,
@@ -492,9 +500,9 @@ def test_whole_runs_end(seed: int, mode: OffloadMode) -> None:
     """All requests are served in every mode, in pools of a few sequences, and NEO keeps nobody waiting too long."""
     rng = random.Random(seed)
     tiny = ModelSize("tiny", 4, 4e8, 512, 2048)
-    machine = Machine("", 20e9, 1e12, rng.choice((2e9, 8e9)), 4e9, 640, 1600)
+    machine = RooflineMachine("", 20e9, 1e12, rng.choice((2e9, 8e9)), 4e9, 640, 1600)
     requests = [
-        SimulatedRequest(rng.random(), rng.randint(1, 300), rng.randint(1, 120)) for _ in range(25)
+        OffloadRequest(rng.random(), rng.randint(1, 300), rng.randint(1, 120)) for _ in range(25)
     ]
     run = OffloadSimulation(
         requests, OffloadLimits(512, 64), costs(machine, tiny), (640, 1600), mode
@@ -509,7 +517,7 @@ def test_whole_runs_end(seed: int, mode: OffloadMode) -> None:
 def test_the_gain_is_that_of_the_check() -> None:
     """As in the paper's analysis a host helps where the device's pages are few, and more bandwidth helps more."""
 
-    def gain(machine: Machine, model: ModelSize, prompt: int, output: int) -> float:
+    def gain(machine: RooflineMachine, model: ModelSize, prompt: int, output: int) -> float:
         tokens = machine.device_tokens, machine.host_tokens
         work, model_costs = synthetic(120, prompt, output, 1), costs(machine, model)
         alone, neo = (
@@ -537,7 +545,7 @@ def test_stages_that_cost_more_than_the_host_gives_are_not_begun(cores: int) -> 
     true = OffloadProfile(known).costs
     work = synthetic(48, 1000, 128, 1)
 
-    def served(points: OffloadPoints, mode: OffloadMode) -> Served:
+    def served(points: OffloadPoints, mode: OffloadMode) -> OffloadRun:
         tokens, profile = (4384, 64_000), OffloadProfile(points)
         return OffloadSimulation(
             work, OffloadLimits(2048, 48), true, tokens, mode, profile=profile

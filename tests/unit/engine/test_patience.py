@@ -7,7 +7,7 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulation.never_slower import Speed, compare
+from bench.simulation.never_slower import TierSpeed, compare
 from common.pages.identity import PAGE
 from engine.decoder.kv import patience
 
@@ -47,7 +47,7 @@ def test_the_wait_for_a_look_up_is_bounded(
 
 def test_a_fetch_that_is_late_costs_no_large_step() -> None:
     """A tier that takes twice as long as usual is waited for, and computing beside it begins with small steps."""
-    usual, late = Speed(page_s=0.0005), Speed(page_s=0.001)
+    usual, late = TierSpeed(page_s=0.0005), TierSpeed(page_s=0.001)
     found = compare([usual, usual, usual, usual, late], 1.0, 2055, seed=1, turns=20)
     first_s = [ours for ours, _, _ in found]
     assert max(first_s[1:]) <= 3 * median(first_s[1:])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulation.rooflines import A10G, LLAMA_8B, Machine, costs
+from bench.simulation.rooflines import A10G, LLAMA_8B, RooflineMachine, costs
 from common.pages.identity import CHUNK, PAGE
 from engine.decoder.offload.costs import OffloadCosts
 from engine.decoder.offload.plan import (
@@ -176,7 +176,7 @@ def _check_pages(state: OffloadState, plan: OffloadPlan) -> None:
     st.sampled_from((1, 1000)),
 )  # fmt: skip
 def test_plans_over_both_tiers_keep_their_promises(
-    state: OffloadState, machine: Machine, host: float, way: float
+    state: OffloadState, machine: RooflineMachine, host: float, way: float
 ) -> None:
     """Pages, fronts of whole chunks, the inequalities, the price, a row for every sequence that the device has."""
     model = costs(machine, LLAMA_8B)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bench.simulation.kv_below import POLICIES, Below
-from bench.simulation.kv_simulation import Setting, Simulation
+from bench.simulation.kv_simulation import TierSetting, TierSimulation
 
-SMALL = Setting(rate=4.0, device_pages=800, host_pages=200, conversations=120)
+SMALL = TierSetting(rate=4.0, device_pages=800, host_pages=200, conversations=120)
 
 
 def test_least_recent_is_good_enough_below() -> None:
     """All policies meet the same load and hold more than two tiers alone; LRU makes the least be computed again."""
     found = {name: Below(name, SMALL, 200, 1).run() for name in POLICIES}
-    alone = Simulation("spillway", SMALL, 1).run()
+    alone = TierSimulation("spillway", SMALL, 1).run()
 
     assert {one.past for one in found.values()} == {alone.past}
     assert min(one.hits for one in found.values()) > alone.hits

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulation.kv_rule import clairvoyant, hit_rate, informed, price
-from bench.simulation.kv_traces import Request
+from bench.simulation.kv_traces import TraceTurn
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.history import History
 from engine.decoder.kv.eviction.policy import Policy, make_policy
@@ -142,7 +142,7 @@ def test_lru_and_s3_fifo_are_the_reference(trace: list[list[int]], capacity: int
 def test_who_knows_how_often_is_the_reference(trace: list[list[int]], capacity: int) -> None:
     """What the default policy is measured against has the hit rate of its definition."""
     requests = [
-        Request(float(now), [bytes([block]) for block in blocks], [])
+        TraceTurn(float(now), [bytes([block]) for block in blocks], [])
         for now, blocks in enumerate(trace)
     ]
 
@@ -156,7 +156,7 @@ def test_nobody_holds_more_than_the_rule_allows(trace: list[list[int]], capacity
     """By the rule a hit rate is a share, and with room for everything all policies are one."""
     # Ids name all that stands before them, as real ones do.
     requests = [
-        Request(float(now), [bytes(blocks[: n + 1]) for n in range(len(blocks))], [])
+        TraceTurn(float(now), [bytes(blocks[: n + 1]) for n in range(len(blocks))], [])
         for now, blocks in enumerate(trace)
     ]
     names = ("lru", "s3fifo", "pensieve", "spillway")

@@ -10,29 +10,29 @@ import pytest
 
 from bench.document import BenchOptions
 from bench.simulation import kv_loads, kv_rule, kv_traces
-from bench.simulation.kv_simulation import Setting, Simulation
+from bench.simulation.kv_simulation import TierSetting, TierSimulation
 from bench.suites import p5
 from engine.decoder.kv.eviction.policy import NAMES
 
-SMALL = Setting(rate=4.0, host_pages=500, device_pages=1638, conversations=250)
+SMALL = TierSetting(rate=4.0, host_pages=500, device_pages=1638, conversations=250)
 
 
 def test_tiers_account_for_every_page() -> None:
     """All policies meet the same load; what is not held is recomputed, leading pages more cheaply."""
-    found = {name: Simulation(name, SMALL, 1).run() for name in NAMES}
+    found = {name: TierSimulation(name, SMALL, 1).run() for name in NAMES}
 
     assert len({each.past for each in found.values()}) == 1
     for each in found.values():
         assert 0 < each.hits < each.past
         assert each.recomputed_tokens == 32 * (each.past - each.hits)
         assert each.recompute_s > 0.005 * (each.past - each.hits)
-    assert Simulation("spillway", SMALL, 1).run() == found["spillway"]
+    assert TierSimulation("spillway", SMALL, 1).run() == found["spillway"]
 
 
 def test_dropping_single_pages_beats_dropping_conversations() -> None:
     """The size of what is dropped is what the paper's gain over LRU comes from."""
-    pensieve = Simulation("pensieve", SMALL, 2).run()
-    conversations = Simulation("lru-conversation", SMALL, 2).run()
+    pensieve = TierSimulation("pensieve", SMALL, 2).run()
+    conversations = TierSimulation("lru-conversation", SMALL, 2).run()
 
     assert pensieve.hit_rate > conversations.hit_rate + 0.02
     assert pensieve.recompute_s < conversations.recompute_s
@@ -40,9 +40,9 @@ def test_dropping_single_pages_beats_dropping_conversations() -> None:
 
 def test_a_roomy_host_loses_nothing() -> None:
     """With room for everything no policy makes anything be computed again."""
-    roomy = Setting(rate=4.0, host_pages=1 << 20, conversations=100)
+    roomy = TierSetting(rate=4.0, host_pages=1 << 20, conversations=100)
     for name in NAMES:
-        assert Simulation(name, roomy, 3).run().recomputed_tokens == 0
+        assert TierSimulation(name, roomy, 3).run().recomputed_tokens == 0
 
 
 @pytest.mark.parametrize("skew", [0.9, math.inf])
