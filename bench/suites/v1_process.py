@@ -42,6 +42,7 @@ from bench.rivals.vector_library import (
     search_s,
 )
 from bench.rounds import Rounds, measure_rounds
+from bench.suites import v1_servers
 from bench.suites.v1_servers import (
     CELL_S,
     OURS,
@@ -60,12 +61,8 @@ from loadgen import stats
 from loadgen.machine import processor
 from services.vector_search.index.index import Index
 
-# The set of which nothing is near anything, then those that servers are asked, but the small one, then the large one.
-SHAPES = (
-    search_sets.GAUSSIAN,
-    *sorted(search_sets.SHAPES[1:], key=lambda shape: shape.rows),
-    search_sets.LARGE,
-)
+# The set of which nothing is near anything, then those that servers are asked, then the large one.
+SHAPES = (search_sets.GAUSSIAN, *v1_servers.SHAPES, search_sets.LARGE)
 SCRIPT = str(ROOT / "bench" / "rivals" / "vector_library.py")
 LARGEST = 500_000  # rows; of more there are fewer builds, since each takes minutes
 LARGE_BUILDS = {

@@ -45,7 +45,7 @@ class QueryFound(msgspec.Struct):
 
 def measure(index_of: Any, options: BenchOptions, folder: Path) -> QueryFound:
     """Measure on the first data set; `index_of` makes an index of rows."""
-    shape = search_sets.QUICK if options.quick else search_sets.SHAPES[0]
+    shape = search_sets.QUICK if options.quick else search_sets.SMALL
     rows = search_set(shape, options.seed, options.setup_dir / "data")
     return uvloop.run(_measure(rows, index_of(rows.base), options, folder))
 

@@ -42,6 +42,7 @@ from loadgen.machine import processor
 
 OURS, PGVECTOR = "ours", "pgvector"
 RIVALS = (PGVECTOR, CHROMA, LANCEDB, MILVUS_LITE)
+SHAPES = (search_sets.CLUSTERED, search_sets.DOCSTRINGS, search_sets.MANUALS, search_sets.MILLION)
 LARGE = 100_000  # rows; of more only those are asked that are servers of their own
 LARGE_RIVALS = (PGVECTOR, CHROMA)
 RECALL = 0.95
@@ -121,7 +122,7 @@ def cell_name(shape: SetShape, load: Load, bound: int | None) -> str:
 
 def shapes(options: BenchOptions) -> Sequence[SetShape]:
     """Return the data sets, the most important first."""
-    return (search_sets.QUICK,) if options.quick else search_sets.SHAPES
+    return (search_sets.QUICK,) if options.quick else SHAPES
 
 
 async def measure(partly: PartialResults[Any], found: ServersKept, options: BenchOptions) -> None:

@@ -27,9 +27,7 @@ from services.vector_search.index.port import Kind
 from services.vector_search.index.quantizer import USUAL, CodeBits, Coding, Quantizer
 from services.vector_search.index.rows import Flags, Floats, Ints
 
-SHAPES = tuple(
-    shape for shape in search_sets.SHAPES if (shape.rows, shape.dimension) == (200_000, 128)
-)
+SHAPES = (search_sets.CLUSTERED, search_sets.LATENT)
 K, THREADS, MOST = 10, 2, 100
 EXACT: Kind = "exact"
 GRAPH: Kind = "graph"

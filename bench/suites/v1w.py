@@ -139,7 +139,7 @@ def run(options: BenchOptions) -> Body:
 
 async def _run(partly: PartialResults[WritesKept], options: BenchOptions) -> None:
     kept = partly.kept
-    small, large = search_sets.SHAPES[1], search_sets.SHAPES[-1]
+    small, large = search_sets.CLUSTERED, search_sets.MILLION
     sizes = [search_sets.QUICK] if options.quick else [small, large]
     if options.only in FRESH and kept.beside is None and partly.begins():
         kept.beside = await _beside(await _rows(sizes[0], options), options)

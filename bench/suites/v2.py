@@ -58,7 +58,7 @@ async def _run(partly: PartialResults[FiltersKept], options: BenchOptions) -> No
     ]
     if not todo or not partly.begins(len(todo)):
         return
-    shape = search_sets.QUICK if options.quick else search_sets.SHAPES[-1]
+    shape = search_sets.QUICK if options.quick else search_sets.MILLION
     cache = options.setup_dir / "data"
     rows = await asyncio.to_thread(search_set, shape, options.seed, cache)
     partly.kept.set = rows.name

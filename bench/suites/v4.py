@@ -70,7 +70,7 @@ def run(options: BenchOptions) -> Body:
 
 
 def _shapes(options: BenchOptions) -> list[search_sets.SetShape]:
-    return [search_sets.QUICK] if options.quick else list(search_sets.SHAPES[3:5])
+    return [search_sets.QUICK] if options.quick else [search_sets.DOCSTRINGS, search_sets.MANUALS]
 
 
 # -- distances ------------------------------------------------------------------------------------

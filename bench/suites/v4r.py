@@ -194,7 +194,7 @@ def _small(body: Body, cycles: int) -> None:
 
 
 def _scale_out(body: Body, options: BenchOptions) -> None:
-    shape = search_sets.QUICK if options.quick else search_sets.SHAPES[3]
+    shape = search_sets.QUICK if options.quick else search_sets.DOCSTRINGS
     rng = np.random.default_rng(options.seed)
     scanned, name = _codes(shape, options, rng)
     one = ONE_NODE_S * scanned / scanned.mean()

@@ -43,11 +43,7 @@ from services.vector_search.tuning.trials import K, Sample, lists_index, made_gr
 
 GOALS = (0.80, 0.95, 0.99)
 THREADS, EACH, ASKED, BLOCKS, ROUNDS = 2, 3, 250, 6, 3
-SHAPES = tuple(
-    shape
-    for shape in search_sets.SHAPES
-    if (shape.rows, shape.dimension) in {(200_000, 128), (1_000_000, 96)}
-)
+SHAPES = (search_sets.CLUSTERED, search_sets.LATENT, search_sets.MILLION)
 SMALL = search_sets.SetShape("latent-48", 20_000, 128, "latent")
 MINUTES = {200_000: 20, 1_000_000: 40}
 MACHINES = (1, 16, 64, 256, 1024)

@@ -31,14 +31,12 @@ class SetShape(NamedTuple):
     source: str
 
 
-SHAPES = (
-    SetShape("clustered", 50_000, 128, "clustered"),
-    SetShape("clustered", 200_000, 128, "clustered"),
-    SetShape("latent-48", 200_000, 128, "latent"),
-    SetShape("docstrings of installed packages", 50_000, 384, "docstrings"),
-    SetShape("manuals of Python, PostgreSQL and Linux", 50_000, 384, "manuals"),
-    SetShape("latent-48", 1_000_000, 96, "latent"),
-)
+SMALL = SetShape("clustered", 50_000, 128, "clustered")
+CLUSTERED = SetShape("clustered", 200_000, 128, "clustered")
+LATENT = SetShape("latent-48", 200_000, 128, "latent")
+DOCSTRINGS = SetShape("docstrings of installed packages", 50_000, 384, "docstrings")
+MANUALS = SetShape("manuals of Python, PostgreSQL and Linux", 50_000, 384, "manuals")
+MILLION = SetShape("latent-48", 1_000_000, 96, "latent")
 GAUSSIAN = SetShape("gaussian", 50_000, 64, "gaussian")  # nothing is near anything
 LARGE = SetShape("clustered", 1_100_000, 1024, "clustered")  # 4.5 GB of rows
 QUICK = SetShape("clustered", 12_000, 128, "clustered")

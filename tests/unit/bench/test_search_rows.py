@@ -443,12 +443,12 @@ def test_names_of_cells_are_what_only_asks_for() -> None:
     """A data set, a load and a filter are each in the name; no name holds another part's."""
     names = {
         v1_servers.cell_name(shape, load, bound)
-        for shape in search_sets.SHAPES
+        for shape in v1_servers.SHAPES
         for load in LOADS
         for bound in BOUNDS
     }
-    assert len(names) == len(search_sets.SHAPES) * len(LOADS) * len(BOUNDS)
-    assert "servers/clustered, 50k x 128/256 a request/10 %" in names
+    assert len(names) == len(v1_servers.SHAPES) * len(LOADS) * len(BOUNDS)
+    assert "servers/clustered, 200k x 128/256 a request/10 %" in names
     assert not any(v1.QUERY in name or "process/" in name for name in names)
     inside = {v1_process.cell_name(shape, way) for shape in v1_process.SHAPES for way in WAYS}
     assert len(inside) == len(v1_process.SHAPES) * len(WAYS)
