@@ -80,7 +80,7 @@ def _answer(value: dict[str, Any]) -> None:
 
 
 class EncoderProcess:
-    """The other end: use as `async with Engine(data_dir) as engine`; `encode` returns the seconds it took."""
+    """The other end: use as `async with EncoderProcess(data_dir) as engine`; `encode` returns the seconds it took."""
 
     def __init__(self, data_dir: Path, kind: str = "spillway", precision: str = "auto") -> None:
         self._argv = [kind, str(data_dir), precision]

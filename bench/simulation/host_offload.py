@@ -179,9 +179,10 @@ class OffloadSimulation:
         if not plan.whole:
             return staged_s
         attended = sizes[0][1]["device"]
+        took_s = costs.whole_s(*attended, staged_s)
         if self._profile and self._learns:
-            self._profile.whole_took(*attended, costs.whole_s(*attended, staged_s))
-        return costs.whole_s(*attended, staged_s)
+            self._profile.whole_took(*attended, took_s)
+        return took_s
 
     def _sizes(self, batch: SubBatch) -> tuple[int, dict[Attention, tuple[int, int]]]:
         """Return the rows of a batch, and items and tokens of its attention stages."""

@@ -61,10 +61,12 @@ def measure(
     # sequences, rows of each, first position
     shapes = {(1, 1, 0), (batch, 1, 0), (max(1, batch // 4), 1, 0), (1, longest, 0)}
     shapes |= {(1, max(1, longest // 4), 0), (1, 1, far), (1, min(longest, 64), max(0, far - 64))}
-    return [_probe(runner, clock, *shape) for shape in sorted(shapes)]
+    return [probe_step(runner, clock, *shape) for shape in sorted(shapes)]
 
 
-def _probe(runner: Executor, clock: Clock, count: int, rows: int, first: int) -> tuple[Step, float]:
+def probe_step(
+    runner: Executor, clock: Clock, count: int, rows: int, first: int
+) -> tuple[Step, float]:
     """Return the shortest of a few steps of `count` sequences with `rows` rows each, from position `first` on."""
     each = (first + rows - 1) // PAGE + 1
     groups = len(runner.shape.windows)

@@ -9,6 +9,7 @@ from common.clock import SYSTEM, Clock
 from common.cost.linear import Probe
 from common.pages.identity import PAGE
 from common.types.generation import SamplingParams
+from engine.decoder.capacity import probe_step
 from engine.decoder.executor.interface import (
     HomeMoves,
     LocalTier,
@@ -71,7 +72,8 @@ def measure_stages(
         else:
             attention["device"].append(Probe(shape.sequences, seen, stages["device"]))
             if graphs:
-                whole.append(Probe(shape.sequences, seen, _whole_s(executor, shape, clock)))
+                step, seconds = probe_step(executor, clock, shape.sequences, 1, shape.end - 1)
+                whole.append(Probe(step.sequences, round(step.attended), seconds))
         if shape.rows == 1:
             besides.append(timed.besides_s)
     return OffloadPoints(
@@ -101,19 +103,6 @@ def _shapes(executor: StagedExecutor, step_tokens: int, max_running: int) -> Ite
     while rows < 2 * longest:
         yield _Shape("device", 1, min(rows, longest), min(rows, longest))
         rows *= 2
-
-
-def _whole_s(executor: StagedExecutor, shape: _Shape, clock: Clock) -> float:
-    """Return the seconds of the fastest of a few steps of a shape in one piece."""
-    batch = [_input(executor, shape, number) for number in range(shape.sequences)]
-    found = []
-    for turn in range(_REPEATS + 1):
-        began = clock.perf_s()
-        executor.execute(batch)
-        took = clock.perf_s() - began
-        if turn:  # the first step warms the model, or records a graph
-            found.append(took)
-    return min(found)
 
 
 def _time(executor: StagedExecutor, shape: _Shape, clock: Clock) -> _Timed:

@@ -50,7 +50,7 @@ LIMITS = OffloadLimits(8192, 256)
 
 
 def measured_points(cell: str) -> OffloadPoints:
-    """Return the stages' costs as they were measured on an H200 with 16 cores beside it."""
+    """Return the stages' costs as they were measured on an H200, with so many cores beside it."""
     found = msgspec.json.decode((ROOT / "docs" / "benchmarks" / "gpu" / "neo.json").read_bytes())
     return msgspec.convert(found["cells"][cell]["points"], OffloadPoints)
 
