@@ -544,13 +544,9 @@ def _delayed(what: str, column: str, must: str, goal: str, met: str = "") -> Fig
     )  # fmt: skip
 
 
-def _helped(found: Found, ef: int) -> str:
+def _walked(found: Found, ef: int, walk: str, column: str = "of best-first's speed [95 %]") -> str:
     rows = _rows(found, f"x 96, ef {ef},")
-    return next(
-        row["of best-first's speed [95 %]"]
-        for row in rows
-        if row["walk, groups/candidates"] == "helped 2/2"
-    )
+    return next(row[column] for row in rows if row["walk, groups/candidates"] == walk)
 
 
 _SHARE = "tokens in time / clairvoyant's"
@@ -649,10 +645,22 @@ FIGURES: tuple[Figure, ...] = (
     *(
         Figure(
             "V3", f"delayed synchronization on the CPU, two threads, ef {ef}, one query after another: of "
-            "best-first's speed on one", "≥ 1.0", "≥ 1.0", partial(_helped, ef=ef),
+            "best-first's speed on one", "≥ 1.0", "≥ 1.0", partial(_walked, ef=ef, walk="helped 2/2"),
             f"CPU, ef {ef}: two threads one query after another",
         )
         for ef in (64, 256)
+    ),
+    *(
+        Figure(
+            "V3", f"the service's walk, two candidates at once, ef {ef}{told}: of best-first's speed",
+            "≥ 1.0", "≥ 1.0",
+            partial(_walked, ef=ef, walk="alone 1/2", column=f"{column}of best-first's speed [95 %]"),
+            f"CPU, ef {ef}: the service's walk{met}",
+        )
+        for ef in (64, 256)
+        for told, column, met in (
+            (", one query after another", "", ""), (", queries 2 ms apart", "2 ms apart: ", ", queries apart"),
+        )
     ),
     Figure(
         "V4", "approximate queues, 8 to 64 of the formula's length: answers like an exact selection's, fewest",

@@ -25,10 +25,9 @@ from bench.suites.v3_tables import (
     WalksKept,
 )  # fmt: skip
 from bench.workloads import walk_graph
-from bench.workloads.vectors import Ids, nearest, recall
+from bench.workloads.vectors import nearest, recall
 from bench.workloads.walk_graph import DIMENSION, LINKS, QUERIES, WalkGraph
 from services.vector_search.index.delayed import Delay
-from services.vector_search.index.native_graph import NativeGraph
 
 ROWS, QUICK_ROWS = 1_000_000, 20_000
 EF, K = 64, 10
@@ -37,10 +36,10 @@ VECTOR_BYTES = 4 * DIMENSION
 LATENCY = {True: 110, False: 80}  # cycles of a read by `streamed`: fitted to the published surfaces
 SUB_ROWS, SUB_QUERIES, SUB_GOAL = 40_000, 300, 0.90
 HELPED = ((1, 1), (1, 4), (2, 1), (2, 2), (3, 2), (4, 1), (6, 2))
-ALONE = ((1, 1), (2, 1), (2, 2))
+ALONE = ((1, 2), (1, 3), (2, 1), (2, 2))
 APART_S, APART_QUERIES = 0.002, 300
 PASSES, BATCHES = 3, 20
-TOGETHER = (1, 2, 4, 8)
+TOGETHER = (1, 2, 4, 8)  # of the service's walk
 
 
 def run(options: BenchOptions) -> Body:
@@ -107,9 +106,9 @@ def simulate(made: WalkGraph, pair: tuple[int, int], queries: int) -> SimulatedP
     return found
 
 
-def _sides(ef: int) -> dict[str, Delay | None]:
-    """Return the ways to search one query; None is the walk that the service has."""
-    sides: dict[str, Delay | None] = {v3_tables.BEST_FIRST: None}
+def _sides(ef: int) -> dict[str, Delay]:
+    """Return the ways to search one query."""
+    sides = {v3_tables.BEST_FIRST: Delay()}
     sides |= {f"alone {v3_tables.named(pair)}": Delay(*pair) for pair in ALONE}
     sides["alone 1/1, filter"] = Delay().filtered(ef, 2 * LINKS - 1)
     return sides | {f"helped {v3_tables.named(pair)}": Delay(*pair, helpers=1) for pair in HELPED}
@@ -119,30 +118,29 @@ def _times(kept: WalksKept, made: WalkGraph, ef: int, options: BenchOptions) -> 
     sides = _sides(ef)
     found = QueryTimes()
     for side, delay in sides.items():
-        found.recall[side] = recall(_search(made.graph, made.queries, ef, delay), made.truth)
-        if delay is not None:
-            walked = made.graph.walk(made.queries, K, delay, ef)
-            found.walked[side] = [
-                float(each.mean()) for each in (walked.hops, walked.visited, walked.waits)
-            ]
+        walked = made.graph.walk(made.queries, K, delay, ef)
+        found.recall[side] = recall(walked.rows, made.truth)
+        found.walked[side] = [
+            float(each.mean()) for each in (walked.hops, walked.visited, walked.waits)
+        ]
     few = options.pick(QUERIES, 50)
     for _ in range(options.pick(PASSES, 1)):
         _timed(found.after_another, made, ef, sides, made.queries[:few], 0.0)
-    shown = [v3_tables.BEST_FIRST, "alone 2/2", "helped 2/2", "helped 3/2"]
+    shown = [v3_tables.BEST_FIRST, v3_tables.SERVICE, "alone 2/2", "helped 2/2", "helped 3/2"]
     apart = {side: sides[side] for side in shown}
     _timed(found.apart, made, ef, apart, made.queries[: options.pick(APART_QUERIES, 20)], APART_S)
     for number in range(options.pick(BATCHES, 2)):
-        ways: dict[str, Delay | None] = {v3_tables.BEST_FIRST: None}
-        ways |= {f"{many} together": Delay(together=many) for many in TOGETHER}
+        ways = {v3_tables.BEST_FIRST: Delay()}
+        ways |= {f"1/2, {many} together": Delay(1, 2, together=many) for many in TOGETHER}
         for side in _turned(list(ways), number):
             began = time.perf_counter()
-            _search(made.graph, made.queries, ef, ways[side])
+            made.graph.walk(made.queries, K, ways[side], ef)
             found.batches.setdefault(side, []).append((time.perf_counter() - began) / QUERIES)
     kept.times[ef] = found
 
 
 def _timed(
-    times: dict[str, list[float]], made: WalkGraph, ef: int, sides: dict[str, Delay | None],
+    times: dict[str, list[float]], made: WalkGraph, ef: int, sides: dict[str, Delay],
     queries: Any, pause_s: float,
 ) -> None:  # fmt: skip
     """Time every query on all sides, each of which is at another query, so that none finds its rows in a cache."""
@@ -154,7 +152,7 @@ def _timed(
             if pause_s:
                 time.sleep(pause_s)
             began = time.perf_counter()
-            _search(made.graph, queries[at : at + 1], ef, sides[side])
+            made.graph.walk(queries[at : at + 1], K, sides[side], ef)
             taken[side][at] = time.perf_counter() - began
     for side in names:
         times.setdefault(side, []).extend(taken[side])
@@ -163,12 +161,6 @@ def _timed(
 def _turned(names: list[str], number: int) -> list[str]:
     turned = number % len(names)
     return names[turned:] + names[:turned]
-
-
-def _search(graph: NativeGraph, queries: Any, ef: int, delay: Delay | None) -> Ids:
-    return (
-        graph.query(queries, K, ef)[0] if delay is None else graph.walk(queries, K, delay, ef).rows
-    )
 
 
 def _filters(kept: WalksKept, made: WalkGraph) -> None:

@@ -16,7 +16,7 @@ from services.vector_search.index.delayed import false_positive_rate
 
 GROUPS, CANDIDATES = range(1, 8), range(1, 5)  # as in the thesis
 MOST_CANDIDATES = 6  # that are tried with every number of groups
-BEST_FIRST = "best-first"
+BEST_FIRST, SERVICE = "best-first", "alone 1/2"
 PAIRS = (
     *((groups, candidates) for candidates in range(1, MOST_CANDIDATES + 1) for groups in GROUPS),
     *((1, candidates) for candidates in range(MOST_CANDIDATES + 1, 13)),
@@ -262,10 +262,9 @@ def _batches(kept: WalksKept, body: Body) -> None:
 
 def _timed(ef: int, kept: WalksKept, body: Body) -> None:
     found, rows = kept.times[ef], []
-    first = found.walked["alone 1/1"]
     for side, took in found.after_another.items():
         ratio = stats.paired_ratio(found.after_another[BEST_FIRST], took)
-        hops, visited, waits = found.walked.get(side, first)
+        hops, visited, waits = found.walked[side]
         apart = found.apart.get(side)
         rows.append(
             [side, f"{1e6 * median(took):.1f} / {1e6 * float(np.percentile(took, 99)):.1f}", _told(ratio),
@@ -276,6 +275,12 @@ def _timed(ef: int, kept: WalksKept, body: Body) -> None:
         if side == "helped 2/2":
             body.met[f"CPU, ef {ef}: two threads one query after another"] = stats.verdict(
                 ratio, 1.0, 1.0
+            )
+        if side == SERVICE:
+            aside = stats.paired_ratio(found.apart[BEST_FIRST], found.apart[side])
+            body.met[f"CPU, ef {ef}: the service's walk"] = stats.verdict(ratio, 1.0, 1.0)
+            body.met[f"CPU, ef {ef}: the service's walk, queries apart"] = stats.verdict(
+                aside, 1.0, 1.0
             )
     queries = len(found.after_another[BEST_FIRST])
     body.table(

@@ -144,8 +144,7 @@ class FamilyServer:
         """
         if shard is None:
             return SearchCosts()
-        stats = shard.stats()
-        stands = stats["chunks"], stats["newer"], stats["index"]
+        stands = _stands(shard)
         try:
             seconds = [await in_pool(self._pool, _probe, shard, queries) for queries in _PROBES]
         except Exception:  # noqa: BLE001 - a shard's fault must not stop the others from being served
@@ -161,10 +160,7 @@ class FamilyServer:
         while not stopping.is_set():
             await wait(stopping, _LOOK_S)
             shard = self._largest()
-            if shard is None:
-                continue
-            stats = shard.stats()
-            if not self._costs.outdated(stats["chunks"], stats["newer"], stats["index"]):
+            if shard is None or not self._costs.outdated(*_stands(shard)):
                 continue
             self._costs = await self._measure(shard)
             with contextlib.suppress(BusDown, BusFull):  # the next heartbeat publishes the record
@@ -194,6 +190,12 @@ class FamilyServer:
             alpha_items_s=self._costs.alpha_s,
             beta_s=self._costs.beta_s,
         )
+
+
+def _stands(shard: Shard) -> tuple[int, int, str]:
+    """Return how many chunks a shard has, how many of them its structure lacks, and its kind of index."""
+    stats = shard.stats()
+    return stats["chunks"], stats["newer"], stats["index"]
 
 
 def _probe(shard: Shard, queries: int) -> float:

@@ -7,6 +7,7 @@ in the graph later. So a write never waits for the graph, and a search always se
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,8 @@ from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
 from services.vector_search.index.state import IndexState
 
-# Queries of a batch that one thread walks before another takes its share.
-_TOGETHER = 8
+# Queries of a batch that one thread has under way together.
+_TOGETHER = 4
 
 
 class _Moment(NamedTuple):
@@ -214,27 +215,12 @@ class GraphIndex:
         self, moment: _Moment, queries: int, k: int, effort: Effort | None
     ) -> tuple[EffortPlan, search_path.SearchPath]:
         """Return the plan of a search, and how the graph is asked if it goes that way."""
-        size, graph, matching = moment.view.size, moment.graph, moment.matching
+        graph = moment.graph
         ef = graph.ef if graph is not None and effort is None else effort
-        way = search_path.choose(
-            live=size - moment.dead,
-            indexed=moment.covered if graph is not None else 0,
-            matching=matching,
-            queries=queries,
-            k=k,
-            ef=ef if isinstance(ef, int) else 0,
-            exact=ef == "exact",
+        size, covered = moment.view.size, moment.covered if graph is not None else 0
+        return _planned(
+            size, moment.dead, covered, moment.matching, queries, k, ef, self._searching
         )
-        if not isinstance(ef, int) or way.way in ("exact", "filtered-exact"):
-            if matching is None:
-                return exact_plan(queries, k, size, None), way
-            return filtered_plan(queries, k, size, matching), way
-        walked = one_after_another(queries, self._searching)
-        kept, tail = walked * way.beam, size - moment.covered
-        factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
-        if matching is not None:
-            factors = (*factors, size)
-        return EffortPlan(way.way, ef, factors), way
 
     def _whole(
         self,
@@ -312,6 +298,32 @@ class GraphIndex:
 def _asked(plan: EffortPlan, graph: SearchGraph) -> int | None:
     """Return the ef to ask a graph for, None for its own: hnswlib honours another one at a price."""
     return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    size: int, dead: int, covered: int, matching: int | None, queries: int, k: int, ef: Effort | None, threads: int
+) -> tuple[EffortPlan, search_path.SearchPath]:  # fmt: skip
+    """Plan a search of a graph over `covered` of `size` rows (0: no graph); between two writes searches share plans."""
+    way = search_path.choose(
+        live=size - dead,
+        indexed=covered,
+        matching=matching,
+        queries=queries,
+        k=k,
+        ef=ef if isinstance(ef, int) else 0,
+        exact=ef == "exact",
+    )
+    if not isinstance(ef, int) or way.way in ("exact", "filtered-exact"):
+        if matching is None:
+            return exact_plan(queries, k, size, None), way
+        return filtered_plan(queries, k, size, matching), way
+    walked = one_after_another(queries, threads)
+    kept, tail = walked * way.beam, size - covered
+    factors: tuple[float, ...] = (walked, kept, tail * queries, k * queries)
+    if matching is not None:
+        factors = (*factors, size)
+    return EffortPlan(way.way, ef, factors), way
 
 
 def one_after_another(queries: int, threads: int) -> int:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from common import log
-from common.native.finder import find
+from common.native.finder import open_first
 from services.vector_search.index import code_blocks, exact
 from services.vector_search.index.code_blocks import BLOCK
 from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2
@@ -35,7 +34,6 @@ MOST_DEPTH = 64
 # Rows that are coded, and that are given other numbers, at once.
 _AT_ONCE, _MOVED_AT_ONCE = 4096, 1 << 17
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_log = log.get("vector_search")
 
 
 class _Layout(ctypes.Structure):
@@ -52,19 +50,12 @@ class _Layout(ctypes.Structure):
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    path = find(SCAN_LISTS) or find(SCAN_LISTS_AVX2)
-    if path is None:
-        return None
-    try:
-        return kernel_of(path)
-    except OSError as error:
-        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
-        return None
+    library = open_first([SCAN_LISTS, SCAN_LISTS_AVX2])
+    return None if library is None else declared(library)
 
 
-def kernel_of(path: Path) -> Any:
-    """Return the kernel of a library; OSError if it cannot be loaded."""
-    library = ctypes.CDLL(str(path))
+def declared(library: Any) -> Any:
+    """Return a library of the kernel with the types of its functions declared."""
     scan, candidates = library.spillway_scan_lists, library.spillway_list_candidates
     scan.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, *[_INT] * 5, *[_POINTER] * 3]
     candidates.argtypes = [_POINTER, _POINTER, _POINTER, *[_INT] * 4, *[_POINTER] * 3]

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from common import log
-from common.native.finder import find
+from common.native.finder import open_first
 from services.vector_search.index.delayed import Delay, Walked
 from services.vector_search.index.graph import EF_CONSTRUCTION, Graph
 from services.vector_search.index.native.sources import TRAVERSE
@@ -34,7 +33,8 @@ _MAGIC = b"spillway graph 1\n"
 _MOST_COPIED_BYTES = 4 << 30
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ref, _first = ctypes.byref, ctypes.c_char.from_buffer
-_log = log.get("vector_search")
+# Following two candidates at once waits for memory half as often; of a batch, a thread has four queries in turn.
+_ALONE, _BATCH = Delay(candidates=2), Delay(candidates=2, together=4)
 
 
 class _Layout(ctypes.Structure):
@@ -51,16 +51,11 @@ class _Layout(ctypes.Structure):
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    path: Path | None = find(TRAVERSE)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+    library = open_first([TRAVERSE])
+    if library is None:
         return None
     search = library.spillway_search
-    search.argtypes = [_POINTER, _POINTER, *[_INT] * 6, _POINTER, _POINTER]
+    search.argtypes = [_POINTER, _POINTER, *[_INT] * 5, _POINTER, _POINTER]
     search.restype = _INT
     delayed = library.spillway_search_delayed
     delayed.argtypes = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, *[_POINTER] * 3]
@@ -86,9 +81,9 @@ def _aligned(shape: tuple[int, int], kind: Any) -> Any:
 
 
 @cache
-def _settings(delay: Delay) -> Ints:
+def _settings(delay: Delay) -> Any:
     """Return a delay as the kernel reads it; ValueError if it cannot be."""
-    return np.array(delay.checked(), np.int64)
+    return (_INT * len(delay))(*delay.checked())
 
 
 class _Shape(msgspec.Struct, frozen=True):
@@ -259,36 +254,44 @@ class NativeGraph:
     ) -> tuple[Ints, Floats]:
         """Return (rows, scores) of shape (queries, k'), best first, with k' <= k what every query found."""
         count, stored = len(queries), self._rows
+        if not stored.dead:
+            return self._walk(queries, k, _ALONE if count == 1 else _BATCH, ef, threads, None)
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
         if not rows.size:
             return rows, scores
         laid = self._now(stored.view)
         found = self._library.spillway_search(
-            laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k,
-            ef or self.ef, _SPARE, stored.dead, threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
+            laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef, _SPARE,
+            threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
         )  # fmt: skip
         return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
 
     def walk(self, queries: Floats, k: int, delay: Delay, ef: int | None = None) -> Walked:
-        """Search as `query`, by delayed synchronization; the same is found whichever threads do the work.
+        """Search as `query`, by a delay of choice; the same is found whichever threads do the work.
 
         ValueError if a row is deleted, or `delay` cannot be.
         """
-        stored, count = self._rows, len(queries)
-        if stored.dead:
-            raise ValueError(f"{stored.dead} rows are deleted; expected none")
+        if self._rows.dead:
+            raise ValueError(f"{self._rows.dead} rows are deleted; expected none")
+        walked = np.zeros((len(queries), 3), np.int64)
+        rows, scores = self._walk(queries, k, delay, ef, None, walked)
+        return Walked.of(rows, scores, walked)
+
+    def _walk(
+        self, queries: Floats, k: int, delay: Delay, ef: int | None, threads: int | None, walked: Ints | None
+    ) -> tuple[Ints, Floats]:  # fmt: skip
+        count = len(queries)
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
-        walked = np.zeros((count, 3), np.int64)
         settings = _settings(delay)
         if not rows.size:
-            return Walked.of(rows, scores, walked)
-        laid = self._now(stored.view)
+            return rows, scores
+        laid = self._now(self._rows.view)
         found = self._library.spillway_search_delayed(
             laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef,
-            _SPARE, _address(settings), self.threads,
-            _ref(_first(rows)), _ref(_first(scores)), _ref(_first(walked)),  # type: ignore[arg-type]
+            _SPARE, settings, threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
+            None if walked is None else _address(walked),
         )  # fmt: skip
-        return Walked.of(rows[:, :found], scores[:, :found], walked)
+        return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
 
     # -- files
 

@@ -15,7 +15,10 @@ CANDIDATE_S = 1.8e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
-EF_LADDER = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+EF_LADDER = (
+    *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96),
+    *(128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
+)
 RECALL_GOAL = 0.95
 # Standard errors that what is measured must lie above the goal: once in fifty cases it then is luck.
 SURE = 2.0

@@ -13,15 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common import log
-from common.native.finder import find
+from common.native.finder import open_first
 from services.vector_search.index.native.sources import SELECTION
 from services.vector_search.index.rows import Floats, Ints
 
 IDENTICAL = 0.99  # of the queries, whose answer the queues do not change
 MOST_QUEUES = 64
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_log = log.get("vector_search")
 ExactWay = Literal["reservoir", "heap"]
 
 
@@ -108,13 +106,8 @@ def _call(library: Any, distances: Floats, k: int, queues: int, length: int) -> 
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    path = find(SELECTION)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        _log.warning("kernels_not_loaded", library=str(path), why=str(error))
+    library = open_first([SELECTION])
+    if library is None:
         return None
     library.spillway_select.argtypes = [_POINTER, *[_INT] * 5, _POINTER, _POINTER]
     library.spillway_select.restype = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import random
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -169,14 +170,36 @@ def test_every_way_walks_by_the_rule(pair: tuple[int, int]) -> None:
             assert got == expected, way
 
 
-def test_one_of_one_is_best_first_search() -> None:
-    """It finds what the walk without delay finds."""
+def test_a_search_follows_two_candidates_at_once() -> None:
+    """A search finds what that walk finds, one query at a time, many at once, and with any number of threads."""
     small = _small()
-    expected = small.graph.query(small.queries, K, EF)
-    made = small.graph.walk(small.queries, K, Delay(), EF)
-    np.testing.assert_array_equal(made.rows, expected[0])
-    np.testing.assert_array_equal(made.scores, expected[1])
-    np.testing.assert_array_equal(made.hops, made.waits)
+    expected = small.graph.walk(small.queries, K, Delay(candidates=2), EF)
+    for threads in (1, 2, 5):
+        rows, scores = small.graph.query(small.queries, K, EF, threads)
+        np.testing.assert_array_equal(rows, expected.rows)
+        np.testing.assert_array_equal(scores, expected.scores)
+    for number in range(50):
+        rows, _ = small.graph.query(small.queries[number : number + 1], K, EF)
+        np.testing.assert_array_equal(rows[0], expected.rows[number])
+
+
+def _with_less_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, 10)  # on Linux: of this thread only
+
+
+@pytest.mark.parametrize("nice", [False, True])
+def test_many_callers_share_the_crew(nice: bool) -> None:
+    """Batches of several threads at once, of any priority, find what they find one after the other."""
+    small = _small()
+    expected = small.graph.walk(small.queries, K, Delay(candidates=2), EF)
+
+    def again(number: int) -> bool:
+        begin = 7 * number % 100
+        rows, _ = small.graph.query(small.queries[begin:], K, EF, 2 + number % 3)
+        return np.array_equal(rows, expected.rows[begin:])
+
+    with ThreadPoolExecutor(4, initializer=_with_less_priority if nice else None) as pool:
+        assert all(pool.map(again, range(100 if PROFILE == "soak" else 24)))
 
 
 def test_equal_distances_have_one_order() -> None:

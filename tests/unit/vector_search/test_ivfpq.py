@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.native.finder import find
+from common.native.finder import open_first
 from services.vector_search import snapshot
 from services.vector_search.collection_quantizer import CollectionQuantizer
 from services.vector_search.explanation import explain
 from services.vector_search.index import exact, inverted_lists, search_path
 from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.index import Index
-from services.vector_search.index.inverted_lists import Coded, InvertedLists, code, kernel_of
+from services.vector_search.index.inverted_lists import Coded, InvertedLists, code, declared
 from services.vector_search.index.lists_maintenance import lists_for
 from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2
 from services.vector_search.index.native_graph import graph_bytes
@@ -80,10 +80,10 @@ def kernel_by(way: str) -> Any:
     """The kernel for this processor ("kernel"), the one for those without AVX-512 ("avx2"), or none ("numpy")."""
     if way == "numpy":
         return None
-    path = find(SCAN_LISTS if way == "kernel" else SCAN_LISTS_AVX2)
-    if path is None:
+    library = open_first([SCAN_LISTS if way == "kernel" else SCAN_LISTS_AVX2])
+    if library is None:
         pytest.skip("this processor cannot run the kernel")
-    return kernel_of(path)
+    return declared(library)
 
 
 @pytest.fixture(params=["kernel", "avx2", "numpy"])

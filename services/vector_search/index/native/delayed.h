@@ -5,10 +5,6 @@
 // which nodes a group evaluates is settled when it is launched, in order, by the one thread that keeps the best.
 #pragma once
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -16,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "futex.h"
 #include "graph.h"
 
 namespace {
@@ -150,13 +147,6 @@ struct Group {
     return int64_t(begin);
   }
 };
-
-inline void wait_on(std::atomic<uint32_t>* word, uint32_t value) {
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-}
-inline void wake_all(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
-}
 
 // Threads that score groups for whoever holds `one`. They look for more for a while, then sleep; they outlive all calls,
 // and the groups stay where they are, so that nobody has to wait until a helper has looked away.

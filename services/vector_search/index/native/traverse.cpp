@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "crew.h"
 #include "delayed.h"
 #include "graph.h"
 
@@ -262,16 +263,10 @@ int64_t rank(const Graph& g, const float* q, int64_t k, int64_t spare, const std
   return found;
 }
 
-// Writes at most k rows and scores, best first; returns how many.
-int64_t search(const Graph& g, const float* q, int64_t k, int64_t ef, int64_t spare, bool deleted, int64_t* rows,
-               float* scores, Scratch& s) {
-  s.query.set(g, q);
-  const int64_t levels = read(g.state + 1);
-  if (levels < 0) return 0;
-  const uint32_t begin = descend(g, s.query, uint32_t(read(g.state)), levels, 0);
-  const size_t kept = size_t(std::max(ef, k));
-  deleted ? walk<true>(g, 0, begin, kept, s) : walk<false>(g, 0, begin, kept, s);
-  return rank(g, q, k, spare, s.best, rows, scores, s);
+// Lowers `least` to `found`, whichever threads do so.
+void lower(std::atomic<int64_t>& least, int64_t found) {
+  for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
+  }
 }
 
 }  // namespace
@@ -285,29 +280,34 @@ void share(int64_t count, int64_t threads, int64_t together, const Work& work) {
     for (int64_t at; (at = begun.fetch_add(together)) < count;)
       for (int64_t i = at; i < std::min(at + together, count); ++i) work(scratch, i);
   };
-  std::vector<std::thread> others;
-  for (int64_t t = 1; t < std::min(threads, (count + together - 1) / together); ++t) others.emplace_back(run);
+  const int64_t others = std::min(threads, (count + together - 1) / together) - 1;
+  static Crew* const crew = new Crew;  // its threads outlive everything
+  if (others <= 0) return run();
+  if (crew->share(others, run)) return;
+  std::vector<std::thread> made;
+  for (int64_t t = 0; t < others; ++t) made.emplace_back(run);
   run();
-  for (auto& other : others) other.join();
+  for (auto& other : made) other.join();
 }
 
-// Searches `count` queries; returns the least number of rows found. `deleted` says whether any row may be.
-extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int64_t count, int64_t k,
-                                   int64_t ef, int64_t spare, int64_t deleted, int64_t threads,
-                                   int64_t* rows, float* scores) {
+// Searches `count` queries among rows some of which are deleted; returns the least number of rows found.
+extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int64_t count, int64_t k, int64_t ef,
+                                   int64_t spare, int64_t threads, int64_t* rows, float* scores) {
+  const Graph& g = *graph;
+  const int64_t levels = read(g.state + 1);
+  if (levels < 0) return 0;
   std::atomic<int64_t> least{k};
-  share(count, threads, 8, [&](Scratch& scratch, int64_t i) {
-    const int64_t found =
-        search(*graph, queries + i * graph->dimension, k, ef, spare, deleted != 0, rows + i * k, scores + i * k,
-               scratch);
-    for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
-    }
+  share(count, threads, 8, [&](Scratch& s, int64_t i) {
+    const float* q = queries + i * g.dimension;
+    s.query.set(g, q);
+    walk<true>(g, 0, descend(g, s.query, uint32_t(read(g.state)), levels, 0), size_t(std::max(ef, k)), s);
+    lower(least, rank(g, q, k, spare, s.best, rows + i * k, scores + i * k, s));
   });
   return least;
 }
 
 // Searches as `spillway_search`, by delayed synchronization, among rows none of which is deleted; writes how far each
-// query walked. A walk is helped by `helpers` threads, or else a thread has `together` walks in turn.
+// query walked where `walked` is not null. A walk is helped by `helpers` threads, or else a thread has `together` walks in turn.
 extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* queries, int64_t count, int64_t k,
                                            int64_t ef, int64_t spare, const Delay* delay, int64_t threads,
                                            int64_t* rows, float* scores, Walked* walked) {
@@ -321,10 +321,8 @@ extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* quer
   };
   const auto end = [&](DelayedWalk& walk, int64_t i, Scratch& scratch) {
     walk.close();
-    walked[i] = walk.walked;
-    const int64_t found = rank(g, queries + i * g.dimension, k, spare, walk.found, rows + i * k, scores + i * k, scratch);
-    for (int64_t seen = least; found < seen && !least.compare_exchange_weak(seen, found);) {
-    }
+    if (walked) walked[i] = walk.walked;
+    lower(least, rank(g, queries + i * g.dimension, k, spare, walk.found, rows + i * k, scores + i * k, scratch));
   };
   if (delay->helpers > 0) {
     static Team* const team = new Team;  // its threads outlive everything
