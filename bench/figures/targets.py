@@ -652,9 +652,9 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *(
         Figure(
-            "V3", f"the service's walk, two candidates at once, ef {ef}{told}: of best-first's speed",
+            "V3", f"the service's walk (2/2), ef {ef}{told}: of best-first's speed",
             "≥ 1.0", "≥ 1.0",
-            partial(_walked, ef=ef, walk="alone 1/2", column=f"{column}of best-first's speed [95 %]"),
+            partial(_walked, ef=ef, walk="alone 2/2", column=f"{column}of best-first's speed [95 %]"),
             f"CPU, ef {ef}: the service's walk{met}",
         )
         for ef in (64, 256)

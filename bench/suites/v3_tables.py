@@ -16,7 +16,7 @@ from services.vector_search.index.delayed import false_positive_rate
 
 GROUPS, CANDIDATES = range(1, 8), range(1, 5)  # as in the thesis
 MOST_CANDIDATES = 6  # that are tried with every number of groups
-BEST_FIRST, SERVICE = "best-first", "alone 1/2"
+BEST_FIRST, SERVICE = "best-first", "alone 2/2"
 PAIRS = (
     *((groups, candidates) for candidates in range(1, MOST_CANDIDATES + 1) for groups in GROUPS),
     *((1, candidates) for candidates in range(MOST_CANDIDATES + 1, 13)),

@@ -39,7 +39,7 @@ from services.vector_search.index.recall import RecallAudit
 from services.vector_search.index.rows import Flags, Floats, Ints, Metric, RowsView
 from services.vector_search.index.state import IndexState
 
-# Queries of a batch that one thread has under way together.
+# Queries of a batch that one thread takes at a time.
 _TOGETHER = 4
 
 

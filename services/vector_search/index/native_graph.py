@@ -33,8 +33,8 @@ _MAGIC = b"spillway graph 1\n"
 _MOST_COPIED_BYTES = 4 << 30
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ref, _first = ctypes.byref, ctypes.c_char.from_buffer
-# Following two candidates at once waits for memory half as often; of a batch, a thread has four queries in turn.
-_ALONE, _BATCH = Delay(candidates=2), Delay(candidates=2, together=4)
+# While the rows that two candidates lead to come from memory, those of two others are scored.
+_DELAY = Delay(groups=2, candidates=2)
 
 
 class _Layout(ctypes.Structure):
@@ -255,7 +255,7 @@ class NativeGraph:
         """Return (rows, scores) of shape (queries, k'), best first, with k' <= k what every query found."""
         count, stored = len(queries), self._rows
         if not stored.dead:
-            return self._walk(queries, k, _ALONE if count == 1 else _BATCH, ef, threads, None)
+            return self._walk(queries, k, _DELAY, ef, threads, None)
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
         if not rows.size:
             return rows, scores

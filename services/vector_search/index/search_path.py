@@ -31,7 +31,7 @@ LEAST_AUDITED = 64
 
 # Links of a node above the lowest level, where it has nearly twice as many, and from which ef on many are quicker.
 FEW_LINKS, MANY_LINKS = 16, 32
-MANY_FROM_EF = 64
+MANY_FROM_EF = 56
 
 Way = Literal["exact", "graph", "filtered-exact", "filtered-graph"]
 

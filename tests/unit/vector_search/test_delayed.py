@@ -170,10 +170,10 @@ def test_every_way_walks_by_the_rule(pair: tuple[int, int]) -> None:
             assert got == expected, way
 
 
-def test_a_search_follows_two_candidates_at_once() -> None:
+def test_a_search_has_two_groups_of_two_candidates() -> None:
     """A search finds what that walk finds, one query at a time, many at once, and with any number of threads."""
     small = _small()
-    expected = small.graph.walk(small.queries, K, Delay(candidates=2), EF)
+    expected = small.graph.walk(small.queries, K, Delay(2, 2), EF)
     for threads in (1, 2, 5):
         rows, scores = small.graph.query(small.queries, K, EF, threads)
         np.testing.assert_array_equal(rows, expected.rows)
@@ -191,7 +191,7 @@ def _with_less_priority() -> None:
 def test_many_callers_share_the_crew(nice: bool) -> None:
     """Batches of several threads at once, of any priority, find what they find one after the other."""
     small = _small()
-    expected = small.graph.walk(small.queries, K, Delay(candidates=2), EF)
+    expected = small.graph.walk(small.queries, K, Delay(2, 2), EF)
 
     def again(number: int) -> bool:
         begin = 7 * number % 100

@@ -271,7 +271,9 @@ void lower(std::atomic<int64_t>& least, int64_t found) {
 
 }  // namespace
 
-// Calls work(scratch, i) for 0 <= i < count on `threads` threads, this one among them.
+constexpr int64_t kTaken = 4;  // queries that a thread takes at a time: fewer are not worth waking another
+
+// Calls work(scratch, i) for 0 <= i < count on `threads` threads, this one among them, each taking `together` at a time.
 template <typename Work>
 void share(int64_t count, int64_t threads, int64_t together, const Work& work) {
   std::atomic<int64_t> begun{0};
@@ -297,7 +299,7 @@ extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int
   const int64_t levels = read(g.state + 1);
   if (levels < 0) return 0;
   std::atomic<int64_t> least{k};
-  share(count, threads, 8, [&](Scratch& s, int64_t i) {
+  share(count, threads, kTaken, [&](Scratch& s, int64_t i) {
     const float* q = queries + i * g.dimension;
     s.query.set(g, q);
     walk<true>(g, 0, descend(g, s.query, uint32_t(read(g.state)), levels, 0), size_t(std::max(ef, k)), s);
@@ -339,7 +341,7 @@ extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* quer
     }
     return least;
   }
-  share((count + delay->together - 1) / delay->together, threads, 1, [&](Scratch& scratch, int64_t part) {
+  share((count + delay->together - 1) / delay->together, threads, delay->together == 1 ? kTaken : 1, [&](Scratch& scratch, int64_t part) {
     thread_local std::vector<DelayedWalk> walks;
     const int64_t first = part * delay->together, size = std::min(delay->together, count - first);
     if (int64_t(walks.size()) < size) walks = std::vector<DelayedWalk>(size_t(size));
