@@ -7,6 +7,7 @@ in the graph later. So a write never waits for the graph, and a search always se
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -174,8 +175,8 @@ class GraphIndex:
         count = len(queries)
         if pick is not None:
             effort = pick(self._plans(moment, count, k)).effort
-        plan, way = self._plan(moment, count, k, effort)
-        graph = moment.graph
+        graph, threads = moment.graph, self._searching
+        plan, way = _planned(moment, count, k, effort, threads)
         if graph is None or plan.effort == "exact":
             view, dead, allowed = moment.view, moment.dead, moment.allowed
             return compare(
@@ -191,36 +192,25 @@ class GraphIndex:
         if wanted is None:
             if remember:
                 self._recall.remember(queries)
-            found = self._whole(queries, k, moment, graph, plan)
+            found = self._whole(queries, k, moment, graph, plan, threads)
             if found is not None:
                 return found
-        return self._walk(queries, k, moment, graph, plan, way)
+        return self._walk(queries, k, moment, graph, plan, way, threads)
 
     def _moment(self, wanted: Flags | None) -> _Moment:
         state = self._state.view
         view = state.rows.view
         allowed = None if wanted is None else self._allowed.of(state.rows, view, wanted)
-        return _Moment(view, state.rows.dead, state.graph, state.indexed, allowed)
+        covered = state.indexed if state.graph is not None else 0
+        return _Moment(view, state.rows.dead, state.graph, covered, allowed)
 
     def _plans(self, moment: _Moment, queries: int, k: int) -> list[EffortPlan]:
-        if moment.graph is None:
-            return [self._plan(moment, queries, k, "exact")[0]]
-        return [self._plan(moment, queries, k, ef)[0] for ef in search_path.EF_LADDER]
+        efforts: Sequence[Effort] = search_path.EF_LADDER if moment.graph is not None else ["exact"]
+        return [_planned(moment, queries, k, each, self._searching)[0] for each in efforts]
 
     @property
     def _searching(self) -> int:
         return self._state.followed.threads(self._threads)
-
-    def _plan(
-        self, moment: _Moment, queries: int, k: int, effort: Effort | None
-    ) -> tuple[EffortPlan, search_path.SearchPath]:
-        """Return the plan of a search, and how the graph is asked if it goes that way."""
-        graph = moment.graph
-        ef = graph.ef if graph is not None and effort is None else effort
-        size, covered = moment.view.size, moment.covered if graph is not None else 0
-        return _planned(
-            size, moment.dead, covered, moment.matching, queries, k, ef, self._searching
-        )
 
     def _whole(
         self,
@@ -229,17 +219,23 @@ class GraphIndex:
         moment: _Moment,
         graph: SearchGraph,
         plan: EffortPlan,
+        threads: int,
     ) -> Neighbours | None:
         """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
         view, covered = moment.view, moment.covered
         if view.size != covered or moment.dead:
             return None
-        found, scores = graph.query(queries, k, _asked(plan, graph), self._searching)
-        rows = self._state.view.rows
-        if rows.view is not view or rows.dead or found.shape[1] < min(k, covered):
+        asked = _asked(plan, graph)
+        if isinstance(graph, Graph):
+            rows, scores = graph.query(queries, k, asked, threads)
+            found = view.labels[rows]
+        else:
+            found, scores = graph.query(queries, k, asked, threads, labelled=True)
+        now = self._state.view.rows
+        if now.view is not view or now.dead or found.shape[1] < min(k, covered):
             return None
         metrics.BY_PATH["graph"].inc(len(queries))
-        return Neighbours(view.labels[found], scores, plan, plan.path)
+        return Neighbours(found, scores, plan, plan.path)
 
     def _walk(
         self,
@@ -249,6 +245,7 @@ class GraphIndex:
         graph: SearchGraph,
         plan: EffortPlan,
         way: search_path.SearchPath,
+        threads: int,
     ) -> Neighbours:
         """Walk the graph, further and further until enough is found, and compare the rows that it lacks."""
         view, indexed, allowed = moment.view, moment.covered, moment.allowed
@@ -259,7 +256,7 @@ class GraphIndex:
         reach = int(np.count_nonzero(keep[:indexed])) if counted else len(graph)
         beam = _asked(plan, graph) if allowed is None else way.beam
         while True:
-            found, scores = graph.query(queries, fetch, beam, self._searching)
+            found, scores = graph.query(queries, fetch, beam, threads)
             # Rows that entered the graph since `indexed` was read are found in the tail.
             inside = found.max(initial=0) < indexed
             good = keep[found] if inside else (found < indexed) & keep[found.clip(max=indexed - 1)]
@@ -300,8 +297,18 @@ def _asked(plan: EffortPlan, graph: SearchGraph) -> int | None:
     return plan.effort if isinstance(plan.effort, int) and plan.effort != graph.ef else None
 
 
-@lru_cache(maxsize=1024)
 def _planned(
+    moment: _Moment, queries: int, k: int, effort: Effort | None, threads: int
+) -> tuple[EffortPlan, search_path.SearchPath]:
+    """Return the plan of a search, and how the graph is asked if it goes that way."""
+    graph = moment.graph
+    ef = graph.ef if graph is not None and effort is None else effort
+    size, dead, covered = moment.view.size, moment.dead, moment.covered
+    return _plan_of(size, dead, covered, moment.matching, queries, k, ef, threads)
+
+
+@lru_cache(maxsize=1024)
+def _plan_of(
     size: int, dead: int, covered: int, matching: int | None, queries: int, k: int, ef: Effort | None, threads: int
 ) -> tuple[EffortPlan, search_path.SearchPath]:  # fmt: skip
     """Plan a search of a graph over `covered` of `size` rows (0: no graph); between two writes searches share plans."""

@@ -33,8 +33,7 @@ _MAGIC = b"spillway graph 1\n"
 _MOST_COPIED_BYTES = 4 << 30
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ref, _first = ctypes.byref, ctypes.c_char.from_buffer
-# While the rows that two candidates lead to come from memory, those of two others are scored.
-_DELAY = Delay(groups=2, candidates=2)
+_ROWS, _SCORES = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class _Layout(ctypes.Structure):
@@ -44,7 +43,7 @@ class _Layout(ctypes.Structure):
         *((name, _INT) for name in ("dimension", "width", "links", "upper_links")),
         *((name, _INT) for name in ("slots", "rows", "l2")),
         *((name, _POINTER) for name in ("state", "near", "upper", "upper_at", "heights")),
-        *((name, _POINTER) for name in ("codes", "weights", "matrix", "live")),
+        *((name, _POINTER) for name in ("codes", "weights", "matrix", "live", "labels")),
     )
 
 
@@ -55,10 +54,10 @@ def kernel() -> Any:
     if library is None:
         return None
     search = library.spillway_search
-    search.argtypes = [_POINTER, _POINTER, *[_INT] * 5, _POINTER, _POINTER]
+    search.argtypes = [_POINTER, _POINTER, *[_INT] * 6, _POINTER, _POINTER]
     search.restype = _INT
     delayed = library.spillway_search_delayed
-    delayed.argtypes = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, *[_POINTER] * 3]
+    delayed.argtypes = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, _INT, *[_POINTER] * 3]
     delayed.restype = _INT
     library.spillway_encode.argtypes = [_POINTER, _POINTER, _POINTER, _INT, _INT]
     library.spillway_encode.restype = None
@@ -84,6 +83,10 @@ def _aligned(shape: tuple[int, int], kind: Any) -> Any:
 def _settings(delay: Delay) -> Any:
     """Return a delay as the kernel reads it; ValueError if it cannot be."""
     return (_INT * len(delay))(*delay.checked())
+
+
+# While the rows that two candidates lead to come from memory, those of two others are scored.
+_USUAL = _settings(Delay(groups=2, candidates=2))
 
 
 class _Shape(msgspec.Struct, frozen=True):
@@ -174,7 +177,7 @@ class NativeGraph:
     def _lay_out(self) -> _Laid:
         """Return where everything is now; searches that began before go on with what they know."""
         view, shape = self._rows.view, self._shape
-        kept = (*self._arrays.all(), view.matrix, view.live)
+        kept = (*self._arrays.all(), view.matrix, view.live, view.labels)
         layout = _Layout(
             shape.dimension, shape.width, shape.links, shape.upper_links,
             len(self._arrays.near), len(view.live), self.metric == "l2",
@@ -250,20 +253,38 @@ class NativeGraph:
     # -- searching
 
     def query(
-        self, queries: Floats, k: int, ef: int | None = None, threads: int | None = None
-    ) -> tuple[Ints, Floats]:
-        """Return (rows, scores) of shape (queries, k'), best first, with k' <= k what every query found."""
+        self, queries: Floats, k: int, ef: int | None = None, threads: int | None = None, *, labelled: bool = False
+    ) -> tuple[Ints, Floats]:  # fmt: skip
+        """Return (rows or their labels, scores), (queries, k'), best first, with k' <= k what every query found."""
         count, stored = len(queries), self._rows
-        if not stored.dead:
-            return self._walk(queries, k, _DELAY, ef, threads, None)
-        rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
+        rows, scores = np.empty((count, k), _ROWS), np.empty((count, k), _SCORES)
         if not rows.size:
             return rows, scores
         laid = self._now(stored.view)
-        found = self._library.spillway_search(
-            laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef, _SPARE,
-            threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
-        )  # fmt: skip
+        queries, ef, threads = (
+            np.ascontiguousarray(queries, _SCORES),
+            ef or self.ef,
+            threads or self.threads,
+        )
+        made = _ref(_first(rows)), _ref(_first(scores))  # type: ignore[arg-type]
+        if stored.dead:
+            found = self._library.spillway_search(
+                laid.at, _address(queries), count, k, ef, _SPARE, threads, labelled, *made
+            )
+        else:
+            found = self._library.spillway_search_delayed(
+                laid.at,
+                _address(queries),
+                count,
+                k,
+                ef,
+                _SPARE,
+                _USUAL,
+                threads,
+                labelled,
+                *made,
+                None,
+            )
         return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
 
     def walk(self, queries: Floats, k: int, delay: Delay, ef: int | None = None) -> Walked:
@@ -271,27 +292,21 @@ class NativeGraph:
 
         ValueError if a row is deleted, or `delay` cannot be.
         """
-        if self._rows.dead:
-            raise ValueError(f"{self._rows.dead} rows are deleted; expected none")
-        walked = np.zeros((len(queries), 3), np.int64)
-        rows, scores = self._walk(queries, k, delay, ef, None, walked)
-        return Walked.of(rows, scores, walked)
-
-    def _walk(
-        self, queries: Floats, k: int, delay: Delay, ef: int | None, threads: int | None, walked: Ints | None
-    ) -> tuple[Ints, Floats]:  # fmt: skip
-        count = len(queries)
+        stored, count = self._rows, len(queries)
+        if stored.dead:
+            raise ValueError(f"{stored.dead} rows are deleted; expected none")
         rows, scores = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
+        walked = np.zeros((count, 3), np.int64)
         settings = _settings(delay)
         if not rows.size:
-            return rows, scores
-        laid = self._now(self._rows.view)
+            return Walked.of(rows, scores, walked)
+        laid = self._now(stored.view)
         found = self._library.spillway_search_delayed(
             laid.at, _address(np.ascontiguousarray(queries, np.float32)), count, k, ef or self.ef,
-            _SPARE, settings, threads or self.threads, _ref(_first(rows)), _ref(_first(scores)),  # type: ignore[arg-type]
-            None if walked is None else _address(walked),
+            _SPARE, settings, self.threads, 0,
+            _ref(_first(rows)), _ref(_first(scores)), _ref(_first(walked)),  # type: ignore[arg-type]
         )  # fmt: skip
-        return (rows, scores) if found == k else (rows[:, :found], scores[:, :found])
+        return Walked.of(rows[:, :found], scores[:, :found], walked)
 
     # -- files
 

@@ -23,6 +23,7 @@ struct Graph {
   float* weights;  // of each node: scale, and what its score begins with (l2: minus half its square)
   const float* matrix;
   const bool* live;
+  const int64_t* labels;
 
   uint32_t* at(uint32_t node, int64_t level) const {
     return level == 0 ? near + int64_t(node) * (links + 1)

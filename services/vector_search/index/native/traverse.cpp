@@ -243,9 +243,9 @@ void encode(const Graph& g, const float* x, int64_t row) {
   g.weights[2 * row + 1] = g.l2 ? -0.5f * _mm512_reduce_add_ps(square) : 0.0f;
 }
 
-// Scores the best of a walk exactly; writes at most k rows and scores, best first, and returns how many.
-int64_t rank(const Graph& g, const float* q, int64_t k, int64_t spare, const std::vector<Candidate>& best, int64_t* rows,
-             float* scores, Scratch& s) {
+// Scores the best of a walk exactly; writes at most k rows, or their labels, and scores, best first; returns how many.
+int64_t rank(const Graph& g, const float* q, int64_t k, int64_t spare, const std::vector<Candidate>& best, bool labelled,
+             int64_t* rows, float* scores, Scratch& s) {
   s.scored.clear();
   for (const Candidate& candidate : best) {
     const int64_t row = candidate.node();
@@ -259,7 +259,10 @@ int64_t rank(const Graph& g, const float* q, int64_t k, int64_t spare, const std
   const int64_t found = std::min<int64_t>(k, int64_t(s.scored.size()));
   std::partial_sort(s.scored.begin(), s.scored.begin() + found, s.scored.end(),
                     [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (int64_t i = 0; i < found; ++i) scores[i] = s.scored[i].first, rows[i] = s.scored[i].second;
+  for (int64_t i = 0; i < found; ++i) {
+    const auto [score, row] = s.scored[i];
+    scores[i] = score, rows[i] = labelled ? g.labels[row] : row;
+  }
   return found;
 }
 
@@ -294,7 +297,7 @@ void share(int64_t count, int64_t threads, int64_t together, const Work& work) {
 
 // Searches `count` queries among rows some of which are deleted; returns the least number of rows found.
 extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int64_t count, int64_t k, int64_t ef,
-                                   int64_t spare, int64_t threads, int64_t* rows, float* scores) {
+                                   int64_t spare, int64_t threads, int64_t labelled, int64_t* rows, float* scores) {
   const Graph& g = *graph;
   const int64_t levels = read(g.state + 1);
   if (levels < 0) return 0;
@@ -303,7 +306,7 @@ extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int
     const float* q = queries + i * g.dimension;
     s.query.set(g, q);
     walk<true>(g, 0, descend(g, s.query, uint32_t(read(g.state)), levels, 0), size_t(std::max(ef, k)), s);
-    lower(least, rank(g, q, k, spare, s.best, rows + i * k, scores + i * k, s));
+    lower(least, rank(g, q, k, spare, s.best, labelled, rows + i * k, scores + i * k, s));
   });
   return least;
 }
@@ -312,7 +315,7 @@ extern "C" int64_t spillway_search(const Graph* graph, const float* queries, int
 // query walked where `walked` is not null. A walk is helped by `helpers` threads, or else a thread has `together` walks in turn.
 extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* queries, int64_t count, int64_t k,
                                            int64_t ef, int64_t spare, const Delay* delay, int64_t threads,
-                                           int64_t* rows, float* scores, Walked* walked) {
+                                           int64_t labelled, int64_t* rows, float* scores, Walked* walked) {
   const Graph& g = *graph;
   if (read(g.state + 1) < 0) return 0;
   std::atomic<int64_t> least{k};
@@ -324,7 +327,8 @@ extern "C" int64_t spillway_search_delayed(const Graph* graph, const float* quer
   const auto end = [&](DelayedWalk& walk, int64_t i, Scratch& scratch) {
     walk.close();
     if (walked) walked[i] = walk.walked;
-    lower(least, rank(g, queries + i * g.dimension, k, spare, walk.found, rows + i * k, scores + i * k, scratch));
+    const float* q = queries + i * g.dimension;
+    lower(least, rank(g, q, k, spare, walk.found, labelled, rows + i * k, scores + i * k, scratch));
   };
   if (delay->helpers > 0) {
     static Team* const team = new Team;  // its threads outlive everything
