@@ -171,11 +171,15 @@ class GraphIndex:
         remember: bool = True,
     ) -> Neighbours:
         """Find the k nearest of each prepared query, by the graph or exactly, whichever takes less."""
-        moment = self._moment(wanted)
         count = len(queries)
         if pick is not None:
-            effort = pick(self._plans(moment, count, k)).effort
-        graph, threads = moment.graph, self._searching
+            effort = pick(self._plans(self._moment(wanted), count, k)).effort
+        if wanted is None:
+            found = self._whole(queries, k, effort, remember=remember)
+            if found is not None:
+                return found
+        moment, threads = self._moment(wanted), self._searching
+        graph = moment.graph
         plan, way = _planned(moment, count, k, effort, threads)
         if graph is None or plan.effort == "exact":
             view, dead, allowed = moment.view, moment.dead, moment.allowed
@@ -189,12 +193,8 @@ class GraphIndex:
                 plan=plan,
                 path=plan.path,
             )
-        if wanted is None:
-            if remember:
-                self._recall.remember(queries)
-            found = self._whole(queries, k, moment, graph, plan, threads)
-            if found is not None:
-                return found
+        if wanted is None and remember:
+            self._recall.remember(queries)
         return self._walk(queries, k, moment, graph, plan, way, threads)
 
     def _moment(self, wanted: Flags | None) -> _Moment:
@@ -213,29 +213,29 @@ class GraphIndex:
         return self._state.followed.threads(self._threads)
 
     def _whole(
-        self,
-        queries: Floats,
-        k: int,
-        moment: _Moment,
-        graph: SearchGraph,
-        plan: EffortPlan,
-        threads: int,
+        self, queries: Floats, k: int, effort: Effort | None, *, remember: bool
     ) -> Neighbours | None:
-        """Search the graph alone, the short way when it holds every row and none is deleted; None if not."""
-        view, covered = moment.view, moment.covered
-        if view.size != covered or moment.dead:
+        """Search the graph alone, the short way, if it holds every row and none is deleted; None if not."""
+        state = self._state.view
+        graph, view, count = state.graph, state.rows.view, len(queries)
+        if graph is None or state.indexed != view.size or state.rows.dead or effort == "exact":
             return None
-        asked = _asked(plan, graph)
+        ef = graph.ef
+        threads = self._state.followed.threads(self._threads)
+        plan, _ = _plan_of(view.size, 0, view.size, None, count, k, effort or ef, threads)
+        asked = None if effort is None or effort == ef else effort
         if isinstance(graph, Graph):
             rows, scores = graph.query(queries, k, asked, threads)
             found = view.labels[rows]
         else:
             found, scores = graph.query(queries, k, asked, threads, labelled=True)
         now = self._state.view.rows
-        if now.view is not view or now.dead or found.shape[1] < min(k, covered):
+        if now.view is not view or now.dead or found.shape[1] < min(k, view.size):
             return None
-        metrics.BY_PATH["graph"].inc(len(queries))
-        return Neighbours(found, scores, plan, plan.path)
+        if remember:
+            self._recall.remember(queries)
+        metrics.BY_PATH["graph"].inc(count)
+        return Neighbours(found, scores, plan, "graph")
 
     def _walk(
         self,

@@ -260,7 +260,9 @@ class NativeGraph:
         rows, scores = np.empty((count, k), _ROWS), np.empty((count, k), _SCORES)
         if not rows.size:
             return rows, scores
-        laid = self._now(stored.view)
+        laid = self._laid
+        if laid.matrix is not stored.view.matrix:
+            laid = self._now(stored.view)
         queries, ef, threads = (
             np.ascontiguousarray(queries, _SCORES),
             ef or self.ef,
