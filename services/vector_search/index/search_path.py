@@ -15,6 +15,8 @@ CANDIDATE_S = 1.8e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
+# With a filter so many times ef candidates are kept beyond the depth of the results: ef is as large as the first k need.
+BEYOND = 1.5
 EF_LADDER = (
     *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96),
     *(128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
@@ -82,7 +84,7 @@ def choose(
     # ef finds the first k; with a filter they are among the first `depth` rows, which takes as many candidates more.
     depth = math.ceil(k * live / max(matching, 1))
     fetch = math.ceil(MARGIN * k * live / max(matching, 1)) + k
-    beam = max(fetch, depth + ef)
+    beam = max(fetch, depth + math.ceil(BEYOND * ef))
     limit = int(scan_s / CANDIDATE_S)
     if not graph or matching <= k or beam >= min(limit, indexed):
         return SearchPath("filtered-exact", 0, 0, 0)

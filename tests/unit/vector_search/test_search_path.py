@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.vector_search.index.search_path import (
+    BEYOND,
     CANDIDATE_S,
     COMPARED_ROW_S,
     GATHERED_ROW_S,
@@ -32,10 +33,10 @@ def test_a_filter_widens_the_beam_by_the_rows_among_which_its_results_are(
     row_s = COMPARED_ROW_S + (GATHERED_ROW_S - COMPARED_ROW_S) / queries
     depth, dearer = k * live / max(matching, 1), matching * row_s / CANDIDATE_S
     if way.way == "filtered-exact":
-        assert matching <= k or max(depth + ef, 2 * depth + k) + 2 >= min(dearer, live) - 1
+        assert matching <= k or max(depth + BEYOND * ef, 2 * depth + k) + 2 >= min(dearer, live) - 1
         return
     assert way.beam >= way.fetch >= k
-    assert way.beam >= ef + math.floor(depth)
+    assert way.beam >= BEYOND * ef + math.floor(depth)
     assert way.beam < way.limit <= min(dearer + 1, live)
 
 
