@@ -15,7 +15,7 @@ CANDIDATE_S = 1.8e-6
 # A mask leaves this many times the results needed, on average, in the first fetch.
 MARGIN = 2.0
 GROWTH = 3
-# With a filter so many times ef candidates are kept beyond the depth of the results: ef is as large as the first k need.
+# With a filter so many times ef candidates are kept beyond the depth of the results: ef is what the first k need.
 BEYOND = 1.5
 EF_LADDER = (
     *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96),
