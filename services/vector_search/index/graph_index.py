@@ -172,14 +172,16 @@ class GraphIndex:
     ) -> Neighbours:
         """Find the k nearest of each prepared query, by the graph or exactly, whichever takes less."""
         count = len(queries)
+        moment = None
         if pick is not None:
-            effort = pick(self._plans(self._moment(wanted), count, k)).effort
+            moment = self._moment(wanted)
+            effort = pick(self._plans(moment, count, k)).effort
         if wanted is None:
             found = self._whole(queries, k, effort, remember=remember)
             if found is not None:
                 return found
-        moment, threads = self._moment(wanted), self._searching
-        graph = moment.graph
+        moment = moment or self._moment(wanted)
+        graph, threads = moment.graph, self._searching
         plan, way = _planned(moment, count, k, effort, threads)
         if graph is None or plan.effort == "exact":
             view, dead, allowed = moment.view, moment.dead, moment.allowed
@@ -220,15 +222,13 @@ class GraphIndex:
         graph, view, count = state.graph, state.rows.view, len(queries)
         if graph is None or state.indexed != view.size or state.rows.dead or effort == "exact":
             return None
-        ef = graph.ef
-        threads = self._state.followed.threads(self._threads)
-        plan, _ = _plan_of(view.size, 0, view.size, None, count, k, effort or ef, threads)
-        asked = None if effort is None or effort == ef else effort
+        ef, threads = effort or graph.ef, self._searching
+        plan, _ = _plan_of(view.size, 0, view.size, None, count, k, ef, threads)
         if isinstance(graph, Graph):
-            rows, scores = graph.query(queries, k, asked, threads)
+            rows, scores = graph.query(queries, k, _asked(plan, graph), threads)
             found = view.labels[rows]
         else:
-            found, scores = graph.query(queries, k, asked, threads, labelled=True)
+            found, scores = graph.query(queries, k, ef, threads, labelled=True)
         now = self._state.view.rows
         if now.view is not view or now.dead or found.shape[1] < min(k, view.size):
             return None

@@ -65,13 +65,7 @@ class Crew {
   void serve(Member& member) {
     member.thread.store(gettid());
     for (uint32_t seen = 0;;) {
-      for (int look = 0; calls_.load(std::memory_order_acquire) == seen && look < kLooks; ++look) _mm_pause();
-      if (calls_.load() == seen) {
-        asleep_.fetch_add(1);
-        wait_on(&calls_, seen);
-        asleep_.fetch_sub(1);
-        continue;
-      }
+      await_change(calls_, seen, asleep_, kLooks);
       seen = calls_.load();
       helping_.fetch_add(1);  // before a place is taken: whoever ends a call sees those that work for it
       if (took_place()) call_(run_);

@@ -174,14 +174,8 @@ struct Team {
 
   void serve() {
     for (uint32_t at = launched.load();;) {
-      for (int look = 0; launched.load(std::memory_order_acquire) == at && look < kLooks; ++look) _mm_pause();
+      await_change(launched, at, asleep, kLooks);
       const uint32_t now = launched.load();
-      if (now == at) {
-        asleep.fetch_add(1);
-        wait_on(&launched, at);
-        asleep.fetch_sub(1);
-        continue;
-      }
       if (now - at > kRing) at = now - 1;
       groups[at++ % kRing].help();
     }
