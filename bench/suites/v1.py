@@ -49,18 +49,22 @@ def describe(kept: SearchKept, left: int = 0) -> Body:
     v1_tables.describe(kept.servers, body)
     if kept.query is not None:
         v1_query.describe(kept.query, body)
-    body.notes += processors(kept)
+    body.notes += origins(kept)
     return body
 
 
-def processors(kept: SearchKept) -> list[str]:
-    """Return which parts were measured on which processor, a line each; nothing where all were on one."""
-    parts: dict[str, list[str]] = {}
+def origins(kept: SearchKept) -> list[str]:
+    """Return which parts were measured where, by which commit, a line each; nothing if all agree."""
+    parts: dict[tuple[str, str], list[str]] = {}
     for part, cells in (("(a)", kept.process.cells), ("(b)", kept.servers.cells)):
         for cell in cells.values():
-            parts.setdefault(cell.processor, []).append(f"{part} {cell.set}")
+            parts.setdefault((cell.processor, cell.commit), []).append(f"{part} {cell.set}")
     if kept.query is not None:
-        parts.setdefault(kept.query.processor, []).append(f"(c) {kept.query.set}")
+        query = kept.query
+        parts.setdefault((query.processor, query.commit), []).append(f"(c) {query.set}")
     if len(parts) < 2:
         return []
-    return [f"On {name}: {'; '.join(dict.fromkeys(sets))}." for name, sets in parts.items()]
+    return [
+        f"On {name}, commit {commit[:8]}: {'; '.join(dict.fromkeys(sets))}."
+        for (name, commit), sets in parts.items()
+    ]

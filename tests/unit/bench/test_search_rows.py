@@ -391,7 +391,8 @@ def _kept() -> v1.SearchKept:
         key = f"clustered, 50k x 128/all/{name}"
         kept.servers.tried[key] = [Tried({"ef": 10}, 0.9, 9.0), Tried({"ef": 16}, 0.96, 8.0)]
     times = {hop.name: [1e-4] * 9 for hop in search_hops.SEARCH_HOPS}
-    kept.query = QueryFound("c", [1e-5] * 9, [9e-4] * 9, [8e-4] * 9, times, {"router": 0.1})
+    alone, apart, steady = [1e-5] * 9, [9e-4] * 9, [8e-4] * 9
+    kept.query = QueryFound("c", alone, apart, steady, times, {"router": 0.1}, "c0ffee")
     return kept
 
 
@@ -411,16 +412,17 @@ def test_v1_tables_verdicts_and_figures_agree() -> None:
     assert body.rivals[len(BUILDS)].best == {"clustered, 50k x 128, passes all:": "ef 10"}
 
 
-def test_parts_of_two_processors_are_told_apart() -> None:
-    """A note names each processor with its sets; there is none where one processor measured everything."""
+@pytest.mark.parametrize("differs", ["processor", "commit"])
+def test_parts_of_two_origins_are_told_apart(differs: str) -> None:
+    """A note names each processor and commit with its sets; there is none where one of each measured everything."""
     kept = _kept()
-    assert v1.processors(kept) == []
+    assert v1.origins(kept) == []
 
     for cell in kept.servers.cells.values():
-        cell.processor = "another"
-    set_name = next(iter(kept.servers.cells.values())).set
-    assert f"On another: (b) {set_name}." in v1.processors(kept)
-    assert len(v1.processors(kept)) == 2
+        setattr(cell, differs, "another")
+    cell = next(iter(kept.servers.cells.values()))
+    assert f"On {cell.processor}, commit {cell.commit}: (b) {cell.set}." in v1.origins(kept)
+    assert len(v1.origins(kept)) == 2
 
 
 def test_v1_without_a_rival_says_so() -> None:
