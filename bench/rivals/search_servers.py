@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from bench.mesh.probe import MeshError
 from bench.rivals import environments
 from bench.rivals.completion_servers import serve
 from bench.workloads.http_link import HttpLinks, post
-from bench.workloads.search_sets import K, SearchSet
+from bench.workloads.search_sets import LARGEST, K, SearchSet, SetShape
 from bench.workloads.vectors import Rows
 
 Setting = Mapping[str, str | int]
@@ -62,6 +62,11 @@ class SearchServer(Protocol):
 def parts(queries: Rows, per: int) -> list[Rows]:
     """Return the queries of each call."""
     return [queries[at : at + per] for at in range(0, len(queries) - per + 1, per)]
+
+
+def builds_of(shape: SetShape, all_of: Iterable[str], large: Sequence[str]) -> Sequence[str]:
+    """Return the builds of a server's index that a data set gets: all, or of very many rows a few."""
+    return large if shape.rows > LARGEST else tuple(all_of)
 
 
 def kept(rows: SearchSet, name: str, options: BenchOptions) -> Path:
@@ -140,6 +145,9 @@ CHROMA_BUILDS: dict[str, dict[str, int]] = {
     "m16": {"max_neighbors": 16, "ef_construction": 100},
     "m24": {"max_neighbors": 24, "ef_construction": 200},
 }
+LARGE_CHROMA_BUILDS = (
+    "m24",
+)  # of a million rows it did as much as m16 or more in every cell of V1
 _COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
 
@@ -149,12 +157,12 @@ class ChromaServer:
     It takes over a collection's ef only as it opens its graph, so that a setting means a start.
     """
 
-    def __init__(self, argv: list[str]) -> None:
-        self._argv = argv
+    def __init__(self, argv: list[str], builds: Sequence[str]) -> None:
+        self._argv, self._builds = argv, builds
         self._running = contextlib.AsyncExitStack()
         self._url, self._links = "", HttpLinks("")
         self._ids: dict[str, str] = {}
-        self._build, self._ef = next(iter(CHROMA_BUILDS)), 0
+        self._build, self._ef = builds[0], 0
         self.pids: tuple[int, ...] = ()
 
     async def start(self) -> None:
@@ -164,8 +172,8 @@ class ChromaServer:
         started = await enter(serve(self._argv, env, ready="/api/v2/heartbeat"))
         self._url, self.pids = started.url, (started.pid,)
         self._links = await enter(HttpLinks(started.url))
-        for name, build in CHROMA_BUILDS.items():
-            hnsw = {"space": "ip", **build}
+        for name in self._builds:
+            hnsw = {"space": "ip", **CHROMA_BUILDS[name]}
             body = {"name": name, "get_or_create": True, "configuration": {"hnsw": hnsw}}
             answer = await self.send(post(self._url, _COLLECTIONS, msgspec.json.encode(body)))
             self._ids[name] = msgspec.json.decode(answer)["id"]
@@ -176,7 +184,7 @@ class ChromaServer:
 
     def ladders(self, bound: int | None) -> Sequence[Sequence[Setting]]:  # noqa: ARG002
         """Return the efs of each build."""
-        return [[{"build": build, "ef": ef} for ef in EFS] for build in CHROMA_BUILDS]
+        return [[{"build": build, "ef": ef} for ef in EFS] for build in self._builds]
 
     def widths(self, clients: int) -> Sequence[Setting]:  # noqa: ARG002
         """Return nothing to try."""
@@ -216,7 +224,7 @@ class ChromaServer:
     async def fill(self, rows: SearchSet) -> None:
         """Store the rows in a collection for each build."""
         base: Rows = np.asarray(rows.base)
-        for name in CHROMA_BUILDS:
+        for name in self._builds:
             path = f"{_COLLECTIONS}/{self._ids[name]}/add"
             for at in range(0, len(base), FILL):
                 part = base[at : at + FILL]
@@ -238,7 +246,7 @@ async def chroma(rows: SearchSet, options: BenchOptions) -> AsyncIterator[Chroma
     if not (folder / "complete").exists():
         _emptied(folder)
     argv = [str(python.parent / "chroma"), "run", "--path", str(folder / "index")]
-    server = ChromaServer(argv)
+    server = ChromaServer(argv, builds_of(rows.shape, CHROMA_BUILDS, LARGE_CHROMA_BUILDS))
     await server.start()
     try:
         if not (folder / "complete").exists():

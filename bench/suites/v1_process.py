@@ -55,7 +55,7 @@ from bench.suites.v1_servers import (
     set_of,
 )
 from bench.workloads import search_sets
-from bench.workloads.search_sets import TUNING, SearchSet, SetShape, name_of
+from bench.workloads.search_sets import LARGEST, TUNING, SearchSet, SetShape, name_of
 from bench.workloads.vectors import TEST, Rows
 from loadgen import stats
 from loadgen.machine import processor
@@ -64,7 +64,6 @@ from services.vector_search.index.index import Index
 # The set of which nothing is near anything, then those that servers are asked, then the large one.
 SHAPES = (search_sets.GAUSSIAN, *v1_servers.SHAPES, search_sets.LARGE)
 SCRIPT = str(ROOT / "bench" / "rivals" / "vector_library.py")
-LARGEST = 500_000  # rows; of more there are fewer builds, since each takes minutes
 LARGE_BUILDS = {
     HNSWLIB: ("m24", "m32"), FAISS: ("hnsw32", "ivf-pq"), USEARCH: ("bf16-m32", "i8-m32"), SVS: ("float16-r64",),
 }  # fmt: skip

@@ -168,6 +168,9 @@ def _notes(cells: list[ServersCell], kept: ServersKept, body: Body) -> None:
             for build, words in builds.items()
         )
         body.notes.append(f"(b) {name}'s builds: {said}.")
+    large = f"{PGVECTOR} {' and '.join(pgvector_search.LARGE_BUILDS)}, "
+    large += f"{search_servers.CHROMA} {' and '.join(search_servers.LARGE_CHROMA_BUILDS)}"
+    body.notes.append(f"(b) Of a million rows there are fewer builds: {large}.")
     worst = min(len(cell.rounds.of(OURS)) for cell in cells)
     if worst < ROUNDS:
         body.notes.append(f"(b) Cells have {worst} rounds and more; the method asks for 300.")

@@ -20,6 +20,7 @@ TUNING = 500  # queries by which rivals' settings are chosen, and which nobody m
 BUCKETS = 1000  # every row has numbers below this: a filter takes those below a bound
 BOUNDS = (None, 100, 10)  # all rows, a tenth, a hundredth
 K = 10
+LARGEST = 500_000  # rows; of more there are fewer builds of an index, since each takes minutes
 
 
 class SetShape(NamedTuple):
