@@ -189,7 +189,7 @@ async def _servers(
         except (FileNotFoundError, MeshError) as error:
             if name == OURS:
                 raise
-            found.absent[name] = str(error)[-300:]
+            found.absent[f"{name} on {rows.name}"] = str(error)[-300:]
     return servers
 
 

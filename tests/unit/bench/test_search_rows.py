@@ -428,7 +428,7 @@ def test_parts_of_two_origins_are_told_apart(differs: str) -> None:
 def test_v1_without_a_rival_says_so() -> None:
     """Nothing measured has no verdict; who is not set up stands with the reason."""
     kept = v1.SearchKept()
-    kept.servers.absent = {"chroma": "chroma is not set up"}
+    kept.servers.absent = {"chroma on a set": "chroma is not set up"}
     kept.servers.cells["a"] = _cell(LOADS[0].name, {PGVECTOR: 1.0})
     body = v1.describe(kept, left=3)
 
@@ -436,7 +436,7 @@ def test_v1_without_a_rival_says_so() -> None:
         3,
         {"(b) every other cell", "(b) recall@10 ≥ 0.95 served"},
     )
-    assert body.notes[-1] == "(b) chroma was not measured: chroma is not set up"
+    assert body.notes[-1] == "(b) chroma on a set was not measured: chroma is not set up"
     missing = suite.missing({"id": "V1", "rivals": msgspec.to_builtins(body.rivals)})
     assert set(missing) == {*BUILDS, *RIVALS} - {PGVECTOR}
 
