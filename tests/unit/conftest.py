@@ -19,6 +19,7 @@ from services.vector_search.index.native.sources import (
     SCAN_LISTS_AVX2,
     SELECTION,
     TRAVERSE,
+    TRAVERSE_AVX2,
 )
 
 # Audit events of the interpreter, by which a process is started or another one is spoken to.
@@ -64,6 +65,7 @@ def _built() -> None:
     importlib.import_module("matplotlib.font_manager")
     find(ENCODER)
     find(TRAVERSE)
+    find(TRAVERSE_AVX2)
     find(SELECTION)
     find(SCAN_LISTS)
     find(SCAN_LISTS_AVX2)

@@ -19,7 +19,7 @@ import numpy as np
 from common.native.finder import open_first
 from services.vector_search.index.delayed import Delay, Walked
 from services.vector_search.index.graph import EF_CONSTRUCTION, Graph
-from services.vector_search.index.native.sources import TRAVERSE
+from services.vector_search.index.native.sources import TRAVERSE, TRAVERSE_AVX2
 from services.vector_search.index.rows import Floats, Ints, Metric, RowsView, VectorRows
 from services.vector_search.index.search_path import FEW_LINKS
 
@@ -50,9 +50,12 @@ class _Layout(ctypes.Structure):
 @cache
 def kernel() -> Any:
     """Return the kernel, or None where it is not built or this processor cannot run it."""
-    library = open_first([TRAVERSE])
-    if library is None:
-        return None
+    library = open_first([TRAVERSE, TRAVERSE_AVX2])
+    return None if library is None else declared(library)
+
+
+def declared(library: Any) -> Any:
+    """Return a library of the kernel with the types of its functions told."""
     search = library.spillway_search
     search.argtypes = [_POINTER, _POINTER, *[_INT] * 6, _POINTER, _POINTER]
     search.restype = _INT

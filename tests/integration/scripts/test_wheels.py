@@ -19,6 +19,7 @@ from services.vector_search.index.native.sources import (
     SCAN_LISTS_AVX2,
     SELECTION,
     TRAVERSE,
+    TRAVERSE_AVX2,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,6 +30,7 @@ SOURCES = (
     *MEMORY,
     *CHECKSUMS,
     TRAVERSE,
+    TRAVERSE_AVX2,
     SELECTION,
     SCAN_LISTS,
     SCAN_LISTS_AVX2,
@@ -43,9 +45,10 @@ import os, sys
 from pathlib import Path
 from common.native import finder, library
 from engine.kernels.sources import CHECKSUMS, DECODER, ENCODER, HOST_CHANNEL, MEMORY
-from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2, SELECTION, TRAVERSE
+from services.vector_search.index.native.sources import SCAN_LISTS, SCAN_LISTS_AVX2, SELECTION, TRAVERSE, TRAVERSE_AVX2
 assert library.compiler() is None
-for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, *CHECKSUMS, TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2):
+lists = (SCAN_LISTS, SCAN_LISTS_AVX2)
+for source in (ENCODER, *DECODER, *HOST_CHANNEL, *MEMORY, *CHECKSUMS, TRAVERSE, TRAVERSE_AVX2, SELECTION, *lists):
     print(finder.find(source) or library.brought(source))
 from cli import chat_model, handbook
 print(chat_model.shipped() / "model.safetensors")

@@ -10,22 +10,26 @@ import numpy as np
 import pytest
 
 from common.native import library
-from common.native.finder import find
+from common.native.finder import open_first
 from services.vector_search.index import exact, native_graph
 from services.vector_search.index.allowed_rows import AllowedRows
 from services.vector_search.index.graph import Graph
 from services.vector_search.index.index import Index
-from services.vector_search.index.native.sources import TRAVERSE
+from services.vector_search.index.native.sources import TRAVERSE, TRAVERSE_AVX2
 from services.vector_search.index.native_graph import NativeGraph, load_graph, new_graph
 from services.vector_search.index.rows import Floats, Ints, Metric, VectorRows, normalise
 
 NONE = np.zeros(0, np.int64)
+KERNEL = native_graph.kernel  # without what a test puts there
 
 
-@pytest.fixture(autouse=True)
-def _kernel() -> None:
-    if find(TRAVERSE) is None:
-        pytest.skip("no AVX512-VNNI or no compiler here")
+@pytest.fixture(autouse=True, params=[TRAVERSE, TRAVERSE_AVX2], ids=["avx512", "avx2"])
+def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = open_first([request.param])
+    if library is None:
+        pytest.skip("no AVX512-VNNI or AVX2, or no compiler here")
+    kernel = native_graph.declared(library)
+    monkeypatch.setattr(native_graph, "kernel", lambda: kernel)
 
 
 def _vectors(count: int, dimension: int, seed: int) -> Floats:
@@ -237,14 +241,11 @@ def test_without_a_kernel_there_is_hnswlib(monkeypatch: pytest.MonkeyPatch, tmp_
     """A processor that cannot run the kernel has hnswlib's graph, and no use for the file of the other kind."""
     made, rows = _made(_vectors(50, 8, 1), "dot")
     made.save(str(tmp_path / "graph"))
-    monkeypatch.setattr(library, "cpu_flags", lambda: "model flags: avx2")
-    native_graph.kernel.cache_clear()
-    try:
-        graph = new_graph(rows, "dot", 50, 1)
-        assert isinstance(graph, Graph)
-        graph.add(rows.view, np.arange(50))
-        assert load_graph(tmp_path / "graph", 8, "dot", 50, 1) is None
-        graph.save(str(tmp_path / "graph"))
-        assert isinstance(load_graph(tmp_path / "graph", 8, "dot", 50, 1), Graph)
-    finally:
-        native_graph.kernel.cache_clear()
+    monkeypatch.setattr(library, "cpu_flags", lambda: "model flags: sse4_2")
+    monkeypatch.setattr(native_graph, "kernel", KERNEL.__wrapped__)
+    graph = new_graph(rows, "dot", 50, 1)
+    assert isinstance(graph, Graph)
+    graph.add(rows.view, np.arange(50))
+    assert load_graph(tmp_path / "graph", 8, "dot", 50, 1) is None
+    graph.save(str(tmp_path / "graph"))
+    assert isinstance(load_graph(tmp_path / "graph", 8, "dot", 50, 1), Graph)

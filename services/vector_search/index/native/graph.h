@@ -8,6 +8,12 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __AVX512VNNI__
+#include "rounded_avx512.h"
+#else
+#include "rounded_avx2.h"
+#endif
+
 namespace {
 
 // As native_graph.py lays it out; a node is known by its row. A node's code x is its row divided by `scale`, rounded, plus
@@ -46,10 +52,6 @@ struct Candidate {
   bool deleted() const { return mark & 2; }
 };
 
-inline __mmask16 within(const Graph& g, int64_t d) {
-  return g.dimension - d >= 16 ? 0xffff : __mmask16((1u << (g.dimension - d)) - 1);
-}
-
 struct Query {
   std::vector<int8_t> code;
   float scale = 0.0f;
@@ -57,62 +59,26 @@ struct Query {
 
   void set(const Graph& g, const float* q) {
     code.assign(size_t(g.width), 0);
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t d = 0; d < g.dimension; d += 16)
-      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(within(g, d), q + d)));
-    const float largest = _mm512_reduce_max_ps(most);
-    scale = largest / 127.0f;
-    const __m512 by = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.dimension; d += 16) {
-      const __mmask16 in = within(g, d);
-      const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(in, q + d), by));
-      sum = _mm512_add_epi32(sum, x);
-      _mm_mask_storeu_epi8(code.data() + d, in, _mm512_cvtsepi32_epi8(x));
-    }
-    offset = 128 * _mm512_reduce_add_epi32(sum);
+    int32_t total;
+    scale = round_query(q, g.dimension, code.data(), total);
+    offset = 128 * total;
   }
 
   void set(const Graph& g, uint32_t node) {
     code.resize(size_t(g.width));
     scale = g.weights[2 * int64_t(node)];
-    const uint8_t* x = g.codes + int64_t(node) * g.width;
-    const __m512i middle = _mm512_set1_epi8(-128), ones = _mm512_set1_epi8(1);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.width; d += 64) {
-      const __m512i u = _mm512_loadu_si512(x + d);
-      sum = _mm512_dpbusd_epi32(sum, u, ones);
-      _mm512_storeu_si512(code.data() + d, _mm512_xor_si512(u, middle));
-    }
-    offset = 128 * (_mm512_reduce_add_epi32(sum) - 128 * int32_t(g.width));
+    offset = 128 * query_of_row(g.codes + int64_t(node) * g.width, g.width, code.data());
   }
 
   float score(const Graph& g, uint32_t node) const {
-    const uint8_t* x = g.codes + int64_t(node) * g.width;
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t d = 0; d < g.width; d += 64)
-      sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(x + d), _mm512_loadu_si512(code.data() + d));
-    return weighed(g, node, _mm512_reduce_add_epi32(sum));
+    return weighed(g, node, dot(g.codes + int64_t(node) * g.width, code.data(), g.width));
   }
 
-  // Four at once share the sums across lanes, which cost more than the products of a short row.
   void score4(const Graph& g, const uint32_t* nodes, float* scores) const {
     const uint8_t* x[4];
-    __m512i sum[4];
-    for (int i = 0; i < 4; ++i) {
-      x[i] = g.codes + int64_t(nodes[i]) * g.width;
-      sum[i] = _mm512_setzero_si512();
-    }
-    for (int64_t d = 0; d < g.width; d += 64) {
-      const __m512i q = _mm512_loadu_si512(code.data() + d);
-      for (int i = 0; i < 4; ++i) sum[i] = _mm512_dpbusd_epi32(sum[i], _mm512_loadu_si512(x[i] + d), q);
-    }
-    const __m512i a = halved(sum[0], sum[1]), b = halved(sum[2], sum[3]);
-    const __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    const __m256i d = _mm256_add_epi32(_mm512_castsi512_si256(c), _mm512_extracti64x4_epi64(c, 1));
-    alignas(16) int32_t dots[4];
-    _mm_store_si128(reinterpret_cast<__m128i*>(dots),
-                    _mm_add_epi32(_mm256_castsi256_si128(d), _mm256_extracti128_si256(d, 1)));
+    for (int i = 0; i < 4; ++i) x[i] = g.codes + int64_t(nodes[i]) * g.width;
+    int32_t dots[4];
+    dot4(x, code.data(), g.width, dots);
     for (int i = 0; i < 4; ++i) scores[i] = weighed(g, nodes[i], dots[i]);
   }
 
@@ -120,10 +86,6 @@ struct Query {
   float weighed(const Graph& g, uint32_t node, int32_t dot) const {
     const float* w = g.weights + 2 * int64_t(node);
     return w[1] + w[0] * scale * float(dot - offset);
-  }
-
-  static __m512i halved(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   }
 };
 
@@ -134,15 +96,7 @@ inline void prefetch(const Graph& g, uint32_t node) {
 }
 
 float exact(const Graph& g, const float* q, int64_t row) {
-  const float* x = g.matrix + row * g.dimension;
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t d = 0; d < g.dimension; d += 16) {
-    const __mmask16 in = within(g, d);
-    const __m512 a = _mm512_maskz_loadu_ps(in, x + d), b = _mm512_maskz_loadu_ps(in, q + d);
-    const __m512 gap = _mm512_sub_ps(a, b);
-    sum = g.l2 ? _mm512_fmadd_ps(gap, gap, sum) : _mm512_fmadd_ps(a, b, sum);
-  }
-  const float total = _mm512_reduce_add_ps(sum);
+  const float total = exact_sum(g.matrix + row * g.dimension, q, g.dimension, g.l2);
   return g.l2 ? -std::sqrt(total) : total;
 }
 

@@ -15,6 +15,13 @@ TRAVERSE = KernelSource(
     AVX512 | {"avx512_vnni"},
     ("-march=x86-64-v4", "-mavx512vnni"),
 )
+# The same file for processors without AVX512-VNNI.
+TRAVERSE_AVX2 = KernelSource(
+    TRAVERSE.path,
+    frozenset({"avx2", "fma"}),
+    ("-march=x86-64-v3",),
+    ("-march=native", "-mno-avx512f"),
+)
 SELECTION = KernelSource(Path(__file__).parent / "selection.cpp", AVX512, ("-march=x86-64-v4",))
 SCAN_LISTS = KernelSource(
     Path(__file__).parent / "scan_lists.cpp",
@@ -30,4 +37,4 @@ SCAN_LISTS_AVX2 = KernelSource(
 )
 
 if __name__ == "__main__":
-    sys.exit(build_beside((TRAVERSE, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2)))
+    sys.exit(build_beside((TRAVERSE, TRAVERSE_AVX2, SELECTION, SCAN_LISTS, SCAN_LISTS_AVX2)))

@@ -1,5 +1,5 @@
 // An HNSW graph over rows rounded to 8 bits: built and searched by many threads at once, scored exactly at the end.
-// Built by common/native/library.py for processors with AVX512-VNNI; called by services/vector_search/index/native_graph.py.
+// Built by common/native/library.py for processors with AVX512-VNNI or AVX2; called by services/vector_search/index/native_graph.py.
 //
 // One thread at a time calls `spillway_insert`, any number `spillway_search` meanwhile. A search may read a list of links
 // while it is written: whatever it sees are nodes of the graph, since words are written whole and counts after them.
@@ -221,26 +221,11 @@ void insert(const Graph& g, uint32_t node, size_t ef, Locks& locks, Scratch& s) 
 }
 
 void encode(const Graph& g, const float* x, int64_t row) {
-  __m512 most = _mm512_setzero_ps(), square = _mm512_setzero_ps();
-  for (int64_t d = 0; d < g.dimension; d += 16) {
-    const __m512 part = _mm512_maskz_loadu_ps(within(g, d), x + d);
-    most = _mm512_max_ps(most, _mm512_abs_ps(part));
-    square = _mm512_fmadd_ps(part, part, square);
-  }
-  const float largest = _mm512_reduce_max_ps(most), scale = largest > 0.0f ? largest / 127.0f : 1.0f;
-  const __m512 by = _mm512_set1_ps(scale);
   uint8_t* code = g.codes + row * g.width;
   std::memset(code, 128, size_t(g.width));
-  for (int64_t d = 0; d < g.dimension; d += 16) {
-    const __mmask16 in = within(g, d);
-    const __m512 part = _mm512_div_ps(_mm512_maskz_loadu_ps(in, x + d), by);
-    // Clipped, because the scale of a row of denormal numbers is itself rounded.
-    __m512i rounded = _mm512_cvtps_epi32(part);
-    rounded = _mm512_max_epi32(_mm512_min_epi32(rounded, _mm512_set1_epi32(127)), _mm512_set1_epi32(-127));
-    _mm_mask_storeu_epi8(code + d, in, _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, _mm512_set1_epi32(128))));
-  }
-  g.weights[2 * row] = scale;
-  g.weights[2 * row + 1] = g.l2 ? -0.5f * _mm512_reduce_add_ps(square) : 0.0f;
+  float square;
+  g.weights[2 * row] = round_row(x, g.dimension, code, square);
+  g.weights[2 * row + 1] = g.l2 ? -0.5f * square : 0.0f;
 }
 
 // Scores the best of a walk exactly; writes at most k rows, or their labels, and scores, best first; returns how many.
