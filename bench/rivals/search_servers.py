@@ -65,7 +65,7 @@ def parts(queries: Rows, per: int) -> list[Rows]:
 
 
 def builds_of(shape: SetShape, all_of: Iterable[str], large: Sequence[str]) -> Sequence[str]:
-    """Return the builds of a server's index that a data set gets: all, or of very many rows a few."""
+    """Return the builds of a rival's index that a data set gets: all, or of very many rows a few."""
     return large if shape.rows > LARGEST else tuple(all_of)
 
 
@@ -145,9 +145,8 @@ CHROMA_BUILDS: dict[str, dict[str, int]] = {
     "m16": {"max_neighbors": 16, "ef_construction": 100},
     "m24": {"max_neighbors": 24, "ef_construction": 200},
 }
-LARGE_CHROMA_BUILDS = (
-    "m24",
-)  # of a million rows it did as much as m16 or more in every cell of V1
+# Of a million rows it did as much as m16 or more in every cell of V1.
+LARGE_CHROMA_BUILDS = ("m24",)
 _COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
 

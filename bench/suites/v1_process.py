@@ -26,7 +26,7 @@ from bench.pairs import rounds_within
 from bench.partial import PartialResults
 from bench.rivals import environments
 from bench.rivals.engine_process import EngineError, EngineProcess
-from bench.rivals.search_servers import kept
+from bench.rivals.search_servers import builds_of, kept
 from bench.rivals.sweep import told
 from bench.rivals.vector_library import (
     BATCH,
@@ -55,7 +55,7 @@ from bench.suites.v1_servers import (
     set_of,
 )
 from bench.workloads import search_sets
-from bench.workloads.search_sets import LARGEST, TUNING, SearchSet, SetShape, name_of
+from bench.workloads.search_sets import TUNING, SearchSet, SetShape, name_of
 from bench.workloads.vectors import TEST, Rows
 from loadgen import stats
 from loadgen.machine import processor
@@ -214,7 +214,7 @@ def builds(library: str, shape: SetShape, options: BenchOptions) -> Sequence[str
         return tuple(BUILDS[library])[:1]
     if 4 * shape.rows * shape.dimension > WIDEST_BYTES:
         return WIDEST_BUILDS.get(library, ())
-    return LARGE_BUILDS[library] if shape.rows > LARGEST else tuple(BUILDS[library])
+    return builds_of(shape, BUILDS[library], LARGE_BUILDS[library])
 
 
 # -- settings
