@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 
@@ -11,18 +13,28 @@ class MeshError(Exception):
     """A process did not start, did not become ready, or is not known by that name."""
 
 
+@contextlib.asynccontextmanager
+async def _asked(
+    opening: Coroutine[None, None, tuple[StreamReader, StreamWriter]], request: str
+) -> AsyncIterator[StreamReader]:
+    """Send a request over a new connection, which is closed even when the time for the answer runs out."""
+    reader, writer = await opening
+    try:
+        writer.write(request.encode())
+        yield reader
+    finally:
+        writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -> int:
     """GET a path and return the status; 0 if nothing answers in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            )
-            line = await reader.readline()
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            async with _asked(asyncio.open_connection(host, port), request) as reader:
+                line = await reader.readline()
         return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
     except (OSError, TimeoutError, IndexError, ValueError):
         return 0
@@ -32,12 +44,9 @@ async def text(host: str, port: int, path: str, timeout_s: float = 5.0) -> str:
     """GET a path and return its body; empty if nothing answers 200 in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            )
-            found = (await reader.read()).decode("utf-8", "replace")
-            writer.close()
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            async with _asked(asyncio.open_connection(host, port), request) as reader:
+                found = (await reader.read()).decode("utf-8", "replace")
     except (OSError, TimeoutError):
         return ""
     head, _, body = found.partition("\r\n\r\n")
@@ -59,12 +68,9 @@ async def answers_ping(path: Path) -> bool:
     """Tell whether a Redis on this Unix socket answers PING within 2 s."""
     try:
         async with asyncio.timeout(2.0):
-            reader, writer = await asyncio.open_unix_connection(str(path))
-            writer.write(b"PING\r\n")
-            line = await reader.readline()
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            opening = asyncio.open_unix_connection(str(path))
+            async with _asked(opening, "PING\r\n") as reader:
+                line = await reader.readline()
         return line == b"+PONG\r\n"
     except (OSError, TimeoutError):
         return False

@@ -16,6 +16,7 @@ import pytest
 from tests.support.waiting import LIMIT_S, until_sync
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
+COMMAND_S = 150.0  # `up` takes a tenth of that, but not on a slow machine with tests beside it
 STUB = """
 import asyncio, os, signal, sys
 from common import arguments, lifecycle, log
@@ -67,7 +68,7 @@ class Spillway:
         return [sys.executable, "-m", "cli.main", *words, *place]
 
     def run(
-        self, *words: str, data_dir: Path | None = None, timeout: float = 60, **env: str
+        self, *words: str, data_dir: Path | None = None, timeout: float = COMMAND_S, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return self._done(words, data_dir, env, timeout)
@@ -89,7 +90,7 @@ class Spillway:
         words: tuple[str, ...],
         data_dir: Path | None,
         env: dict[str, str],
-        timeout: float = 60,
+        timeout: float = COMMAND_S,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self._words(words, data_dir),

@@ -123,11 +123,12 @@ def test_versions_do_not_mix(tmp_path: Path) -> None:
     server = Server().start()
     try:
         with redis.Redis.from_url(server.url) as client:
-            client.set(IN_USE, "other", ex=4)
+            client.set(IN_USE, "other")
             with started("kv_store", server.url, tmp_path) as (process, log):
                 error = wait_event(log, "bus_awaited")["error"]
                 assert "scripts other, " in error
                 assert f"ours are {Scripts().version}" in error
+                client.delete(IN_USE)  # as when the processes of the other version have ended
                 wait_ready(log)
                 assert client.get(IN_USE) == Scripts().version.encode()
                 client.set(IN_USE, "other", ex=60)

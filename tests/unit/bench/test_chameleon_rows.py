@@ -41,7 +41,7 @@ def test_quantised_distances_are_those_of_the_decoded_rows() -> None:
 def test_short_runs_reach_their_goals(tmp_path: Path) -> None:
     """A short run of each row has a line in every table, a verdict that its figures name, and no goal missed."""
     if selection.kernel() is None:
-        pytest.skip("needs AVX-512 and a C++ compiler")
+        pytest.skip("no AVX512 or no compiler here")
     options = BenchOptions(quick=True, setup_dir=tmp_path)
     queues, ratio = v4.run(options), v4r.run(options)
 

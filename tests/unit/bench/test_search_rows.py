@@ -164,7 +164,8 @@ async def test_a_ladder_is_climbed_until_it_is_exact_enough_and_kept(tmp_path: P
 
 def test_pgvector_tries_connections_and_exact_search_of_filters() -> None:
     """One in flight needs one connection; a filter may be answered from the index of the number filtered by."""
-    server: Any = PgVectorServer.__new__(PgVectorServer)
+    postgres: Any = None
+    server = PgVectorServer(postgres, ("m16", "m24"))
 
     assert server.widths(1) == [{"connections": 1}]
     assert [each["connections"] for each in server.widths(8)] == [w for w in WIDTHS if w <= 8]
