@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 2000
+DRAWN_AT_ONCE = 1 << 18  # values, of as many resamples as have no more
 MOVED = 0.20
 # A level is met if the median reaches it, the interval's end reaches SLACK of it, and the interval is at most ± RATIO
 # wide.
@@ -31,10 +32,12 @@ def interval(values: Sequence[float], quantile: float = 50.0, seed: int = 1) -> 
     """Return a quantile of `values` with its bootstrap 95 % interval."""
     array = np.asarray(values, dtype=float)
     rng = np.random.default_rng(seed)
+    at_once = max(1, DRAWN_AT_ONCE // max(1, array.size))
     draws = [
-        float(np.percentile(rng.choice(array, array.size), quantile)) for _ in range(RESAMPLES)
+        np.percentile(rng.choice(array, (min(at_once, RESAMPLES - done), array.size)), quantile, 1)
+        for done in range(0, RESAMPLES, at_once)
     ]
-    low, high = np.percentile(draws, [2.5, 97.5])
+    low, high = np.percentile(np.concatenate(draws), [2.5, 97.5])
     return {
         "value": float(np.percentile(array, quantile)),
         "low": float(low), "high": float(high), "n": int(array.size),

@@ -181,6 +181,8 @@ def run(words: list[str], jobs: int, root: Path) -> int:
 def main() -> int:
     """Run what the command line names; SPILLWAY_SEED and JOBS come from the environment."""
     os.environ.setdefault("SPILLWAY_SEED", str(random.SystemRandom().randint(1, 2**31)))
+    # The tests start hundreds of processes, which would compile the same files each.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return run(sys.argv[1:], int(os.environ.get("JOBS", "3")), ROOT)
 
 

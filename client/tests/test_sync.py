@@ -211,11 +211,15 @@ def test_an_interrupted_stream_ends_before_it_is_closed(
         pass
 
     portal = Portal(nothing)
+    main = threading.main_thread().ident or 0
 
     async def pieces() -> AsyncIterator[int]:
         try:
             yield 1
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            # A TimeoutError is an OSError, which asyncio passes over while it hands this step to the loop's thread.
+            while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+                await asyncio.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
             await asyncio.sleep(30)
         finally:
             await asyncio.sleep(0.2)

@@ -143,7 +143,7 @@ def test_a_run_that_is_cut_off_ends_with_the_same_weights(tmp_path: Path) -> Non
     corpus = _corpus()
     corpus.save(tmp_path / "corpus.json")
     assert Corpus.load(tmp_path / "corpus.json") == corpus
-    plan = TrainingPlan(lists=6, batch=2, tokens=24, save_every_s=0.0, tell_every=1)
+    plan = TrainingPlan(lists=4, batch=2, tokens=24, save_every_s=0.0, tell_every=1)
     torch.set_num_threads(1)
 
     whole = Training(plan, corpus, tmp_path / "whole.pt")
