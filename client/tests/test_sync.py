@@ -217,7 +217,8 @@ def test_an_interrupted_stream_ends_before_it_is_closed(
         try:
             yield 1
             # A TimeoutError is an OSError, which asyncio passes over while it hands this step to the loop's thread.
-            while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+            waiting = threading.Condition.wait.__code__
+            while sys._current_frames()[main].f_code is not waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.sleep(30)

@@ -5,13 +5,15 @@ Needs the standard library only, so that images and wheels can be made without t
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +70,9 @@ def build(source: KernelSource, directory: Path) -> Path | None:
     if compiler() is None:
         return None
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _compile(source, target, source.here)
+    with _one_at_a_time(target):
+        if not target.is_file():
+            _compile(source, target, source.here)
     return target
 
 
@@ -90,6 +94,15 @@ def _name(source: KernelSource, march: tuple[str, ...], processor: str = "") -> 
     made_of = b"".join(path.read_bytes() for path in files)
     made_of += repr((_FLAGS, march, processor)).encode()
     return f"{source.path.stem}-{hashlib.blake2b(made_of, digest_size=8).hexdigest()}.so"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(target: Path) -> Iterator[None]:
+    """Let one process build a library while the others that need the same one wait for it."""
+    with target.with_suffix(".lock").open("ab") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: each builds its own
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(source: KernelSource, target: Path, march: tuple[str, ...]) -> None:

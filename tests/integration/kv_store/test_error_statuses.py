@@ -73,8 +73,8 @@ async def test_why_a_session_cannot_be_pinned(
     bus = await small.bus()
     await KeyStore(bus).create("default", page_bytes=16)
     await bus.close()
-    while (found := await refused(http, name))[1] == "no_worker":
-        await asyncio.sleep(0.05)  # until the router has met the new process
+    while (found := await refused(http, name))[1] == "no_worker":  # noqa: ASYNC110
+        await asyncio.sleep(0.05)  # a router reads once a second who is there
     assert found == (409, "pin_over_budget", None)
 
     pages.kill()
