@@ -65,7 +65,7 @@ def test_steps_from_fixed_buffers(tmp_path: Path, family: str, window: int | Non
     with torch.inference_mode():
         for pool in pools:
             pool.data.normal_()
-        for count in (3, 7, 1, 7):
+        for count in (3, 7, 2, 1, 7):
             chosen_rows = draw.sample(range(len(CONTEXTS)), count)
             queries = [
                 StepRows([CONTEXTS[n]], tables[n], 0 < short <= CONTEXTS[n]) for n in chosen_rows
