@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTES = Path(".tests") / "failed_once.jsonl"
 MOST_ALONE = 20  # more failures than these are not the machine's doing
 LISTED_TOO_OFTEN = 3
+# A file's tests run in one process. Files with few tests, which may be long ones, would come last if sorted by number.
+BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
 NO_TEST = 5  # pytest's status when nothing was selected
 FAILED = 1  # pytest's status when tests failed
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)")
@@ -149,7 +151,7 @@ def run(words: list[str], jobs: int, root: Path) -> int:
     options = [word for word in words if not named(word, root)]
     for tier in chosen(words, jobs, root):
         print(f"\ntier {tier.name} (SPILLWAY_SEED={os.environ['SPILLWAY_SEED']})", flush=True)
-        processes = ["-n", str(tier.processes), "--dist", "loadfile"] if tier.processes else []
+        processes = ["-n", str(tier.processes), *BY_FILES] if tier.processes else []
         done = pytest([*tier.folders, *options, *processes], root)
         counts += done.counts
         failures += done.failed

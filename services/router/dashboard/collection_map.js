@@ -138,6 +138,7 @@ export class CollectionMap {
       this.status.replaceChildren(`${many(found.data.length, "hit")} for ${words} in ${seconds(took)}, by ${found.path}${listsRead(found.search)} · `, h("a", { href: timelineOf(request) }, "timeline"));
       this.clear.hidden = false;
       this.#list(found.data, metric);
+      this.button.disabled = false; // Enter asks again, while the map still looks for these hits
       await this.#light(found.data);
     } catch (error) {
       if (nth !== this.asked) return;

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.document import BenchOptions
 from bench.rivals import completion_servers as servers
@@ -25,6 +26,7 @@ def _all_stopped(systems: list[System]) -> bool:
     return all(psutil.Process(pid).status() in STOPPED for pid in pids)
 
 
+@pytest.mark.soak  # two real meshes in turns; the next test measures with one
 async def test_sides_answer_alike_and_one_at_a_time(tmp_path: Path) -> None:
     """Two meshes with the same weights get the same prompts; a third that is not set up is named as absent."""
     options = BenchOptions(quick=True, setup_dir=tmp_path)

@@ -12,6 +12,7 @@ from bench.figures.targets import FIGURES
 from bench.suites import g1
 
 
+@pytest.mark.soak  # every cell with real processes takes a minute beside other tests
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="generation and retrieval need a core each"
 )
