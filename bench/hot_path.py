@@ -71,6 +71,10 @@ _JOBS = (*_MESH, *_NO_SEARCH, *_NO_CHAT)
 _TALK = (*_CHAT, *_NO_SEARCH)
 _TURNS = (*_TALK, *_PAGES)
 _VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT)
+_SEARCHES = (
+    *_VECTORS,
+    *_but("services/router/http", "documents"),
+)  # a search lists and stores none
 _INDEX = "services/vector_search/index"
 _SELECTION = tuple(
     f"{_INDEX}/{name}" for name in ("selection.py", "native/selection.cpp", "native/selection.h")
@@ -81,7 +85,7 @@ _SCHEDULES = tuple(
 )
 
 PATHS: dict[str, tuple[str, ...]] = {
-    "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _VECTORS, "V1W": _VECTORS, "V1M": _VECTORS,
+    "E1": _TEXTS, "E2": _TEXTS, "R1": _JOBS, "R2": _BUS, "V1": _SEARCHES, "V1W": _VECTORS, "V1M": _VECTORS,
     "V1L": ("services/vector_search/index",),
     "V6": _VECTORS, "V2": _VECTORS, "V3": ("services/vector_search/index",), "V4": _SELECTION,
     "V4R": ("planner/disaggregation.py", "planner/scale_out.py"), "G2": _SCHEDULES,

@@ -66,23 +66,28 @@ class DocumentsApi:
         record = await self._records.collection(request)
         include = _include(request, "metadata")
         layout = await self._layouts.of(record)
-        try:
-            shard, cursor = _cursor(request.query.get("after", ""), layout)
-        except SpillwayError:  # the shard may be newer than the known layout
-            layout = await self._layouts.now(record)
-            shard, cursor = _cursor(request.query.get("after", ""), layout)
-        work = DocumentsWork(
-            collection=record.id,
-            op="list",
-            cursor=cursor,
-            limit=page_limit(request),
-            filter=query_filter(request),
-            with_text="text" in include,
-            with_vectors="vectors" in include,
-            shard=shard,
-        )
+        for again in (True, False):
+            try:
+                shard, cursor = _cursor(request.query.get("after", ""), layout)
+                work = DocumentsWork(
+                    collection=record.id,
+                    op="list",
+                    cursor=cursor,
+                    limit=page_limit(request),
+                    filter=query_filter(request),
+                    with_text="text" in include,
+                    with_vectors="vectors" in include,
+                    shard=shard,
+                )
+                result = await self._read(request, record, work)
+                break
+            except (
+                SpillwayError
+            ) as error:  # the cursor, or the shards, may be newer than the known layout
+                if error.code not in {"layout_changed", "invalid_cursor"} or not again:
+                    raise
+                layout = await self._layouts.now(record)
         options = ResponseOptions(kind="documents", include=include, count=record.dimension)
-        result = await self._read(request, record, work)
         following = _next(result.cursor, shard, layout)
         found = msgspec.structs.replace(result, cursor=following)
         size = sum(len(doc.vectors or b"") + len(doc.text or "") for doc in found.documents)

@@ -246,6 +246,10 @@ class World:
             after = ""
             while True:
                 status, page = await self.call("GET", f"{path}&after={after}")
+                if status == 409 and after:  # the shard of the page before was split meanwhile
+                    assert page["error"]["code"] == "layout_changed", page
+                    found, after = [], ""
+                    continue
                 if status != 200:
                     assert status in {429, 503, 504}, page
                     await asyncio.sleep(_AGAIN_S)
