@@ -65,7 +65,7 @@ SECTIONS: dict[str, tuple[Line, ...]] = {
         ),
     ),
     "search": (
-        Line("V1", "queries/s at recall@10 of 0.95", "vectors of 64 to 384",
+        Line("V1", "queries/s at recall@10 of 0.95", "vectors of 96 to 1,024",
              "hnswlib, faiss, usearch, svs (in process), pgvector, Chroma, LanceDB, Milvus Lite (servers)",
              "in process and over HTTP"),
         Line(
