@@ -71,10 +71,8 @@ _JOBS = (*_MESH, *_NO_SEARCH, *_NO_CHAT)
 _TALK = (*_CHAT, *_NO_SEARCH)
 _TURNS = (*_TALK, *_PAGES)
 _VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT)
-_SEARCHES = (
-    *_VECTORS,
-    *_but("services/router/http", "documents"),
-)  # a search lists and stores none
+# A search lists and stores no documents.
+_SEARCHES = (*_VECTORS, *_but("services/router/http", "documents"))
 _INDEX = "services/vector_search/index"
 _SELECTION = tuple(
     f"{_INDEX}/{name}" for name in ("selection.py", "native/selection.cpp", "native/selection.h")

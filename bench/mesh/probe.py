@@ -28,12 +28,16 @@ async def _asked(
         await writer.wait_closed()
 
 
+def _get(host: str, port: int, path: str) -> contextlib.AbstractAsyncContextManager[StreamReader]:
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    return _asked(asyncio.open_connection(host, port), request)
+
+
 async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -> int:
     """GET a path and return the status; 0 if nothing answers in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-            async with _asked(asyncio.open_connection(host, port), request) as reader:
+            async with _get(host, port, path) as reader:
                 line = await reader.readline()
         return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
     except (OSError, TimeoutError, IndexError, ValueError):
@@ -44,8 +48,7 @@ async def text(host: str, port: int, path: str, timeout_s: float = 5.0) -> str:
     """GET a path and return its body; empty if nothing answers 200 in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-            async with _asked(asyncio.open_connection(host, port), request) as reader:
+            async with _get(host, port, path) as reader:
                 found = (await reader.read()).decode("utf-8", "replace")
     except (OSError, TimeoutError):
         return ""

@@ -82,7 +82,7 @@ def kernel_by(way: str) -> Any:
         return None
     library = open_first([SCAN_LISTS if way == "kernel" else SCAN_LISTS_AVX2])
     if library is None:
-        pytest.skip("no AVX512 or no compiler here")
+        pytest.skip(f"no {'AVX512' if way == 'kernel' else 'AVX2'} or no compiler here")
     return declared(library)
 
 

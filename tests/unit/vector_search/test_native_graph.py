@@ -27,7 +27,8 @@ KERNEL = native_graph.kernel  # without what a test puts there
 def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = open_first([request.param])
     if library is None:
-        pytest.skip("no AVX512-VNNI or AVX2, or no compiler here")
+        needed = "AVX512-VNNI" if request.param is TRAVERSE else "AVX2"
+        pytest.skip(f"no {needed} or no compiler here")
     kernel = native_graph.declared(library)
     monkeypatch.setattr(native_graph, "kernel", lambda: kernel)
 
