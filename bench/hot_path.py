@@ -70,7 +70,8 @@ _TEXTS = (*_EMBED, *_NO_SEARCH, *_NO_CHAT)
 _JOBS = (*_MESH, *_NO_SEARCH, *_NO_CHAT)
 _TALK = (*_CHAT, *_NO_SEARCH)
 _TURNS = (*_TALK, *_PAGES)
-_VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT)
+# Searches go straight to a process and writes through a stream of their own: neither is leased.
+_VECTORS = (*_SEARCH, *_MESH, *_NO_CHAT, *_but("common/worker", "lease_reader"))
 # A search lists and stores no documents.
 _SEARCHES = (*_VECTORS, *_but("services/router/http", "documents"))
 _INDEX = "services/vector_search/index"

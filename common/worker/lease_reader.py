@@ -63,10 +63,12 @@ class LeaseReader:
         room the call waits for the end of a lease, or for `wake`, and returns no lease, so that the caller computes its
         room again.
         """
+        self._gather()
         room = min(free_items // self.largest_items, free_tokens // self.largest_tokens)
-        if room <= 0 and not self._leases.held:
+        if room <= 0 and self._leases.held.keys() <= {lease.job for lease in self._inbox}:
             room = 1  # an idle worker always has room for one parcel
-        if room <= 0 or not self._may_read():
+        waits = bool(self._inbox) and not self._draining  # leases that arrived after the last call
+        if room <= 0 or not (waits or self._may_read()):
             await wait(self._leases.changed, FULL_S)
             self._leases.changed.clear()  # after the wait: an earlier change ends it
             return []
@@ -92,15 +94,21 @@ class LeaseReader:
         blocked = self._quiet and bool(self._leases.held) and self._reading is None
         return not (blocked or self._draining or self._leases.runs_alone)
 
-    def _collected(self, room: int) -> list[Lease]:
-        """Return arrived leases that fit in the room, minus the room reserved for the read in flight."""
+    def _gather(self) -> None:
+        """Move the leases of a read that has ended to the inbox, without those that are no longer held."""
+        arrived: list[Lease] = []
         if self._reading is not None and self._reading.done():
             task, self._reading = self._reading, None
-            self._inbox = task.result() + self._inbox
+            arrived = task.result()
+        self._inbox = [lease for lease in arrived + self._inbox if self._leases.is_held(lease)]
+
+    def _collected(self, room: int) -> list[Lease]:
+        """Return arrived leases that fit in the room, minus the room reserved for the read in flight."""
+        self._gather()
         spare = max(0, room - (self._asked if self._reading is not None else 0))
         leases, self._inbox = self._inbox[:spare], self._inbox[spare:]
         self._arrived.clear()
-        return [lease for lease in leases if self._leases.held.get(lease.job) == lease]
+        return leases
 
     async def _await_arrivals(self) -> None:
         arrived = asyncio.create_task(self._arrived.wait())
@@ -231,10 +239,10 @@ class LeaseReader:
             self._want_take = False
         if self._room > 0 and self._reading is not None and self._asked == 0:
             self._room, self._asked = self._room - 1, 1  # the claimed room was not needed
-        if self._room > 0:
+        if waits or self._room > 0:
             self._hush(quiet=waits and not self._leases.runs_alone)
-            if self._reading is None:
-                self._arrived.set()  # the caller of `read` waited only for this work
+        if self._room > 0 and self._reading is None:
+            self._arrived.set()  # the caller of `read` waited only for this work
 
     def nothing_handed_over(self) -> None:
         """Read new entries as usual, since no work was handed over: the family's lanes are empty."""

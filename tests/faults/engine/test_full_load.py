@@ -19,6 +19,7 @@ import pytest
 from bench.engine import random_models
 from bench.mesh import proc
 from common.bus import Bus, Notifications
+from common.bus.admission import Terms
 from common.config import Common
 from common.ids import Family, job_id, ulid
 from common.registry.dead_letters import DeadLetters
@@ -73,7 +74,9 @@ async def one(desk: Desk, expected: Alone, draw: random.Random) -> str:
     way = draw.choice(["run", "run", "cancel", "hurry"])
     seconds = draw.uniform(0.02, 0.5) if way == "hurry" else 300.0
     job = job_id(desk.family, ulid())
-    admission = await desk.ask(job, expected.work, seconds=seconds)
+    # Half of the requests in a hurry are admitted, however late their predicted end is.
+    terms = Terms(rule="all") if way == "hurry" and draw.random() < 0.5 else None
+    admission = await desk.ask(job, expected.work, seconds=seconds, terms=terms)
     if admission.outcome != "admitted":
         assert (way, admission.reason) == ("hurry", "deadline"), admission
         return "refused"

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from common.bus import Bus, BusDown, Notifications, keys
+from common.bus.recovery import Verdict
 from common.clock import SystemClock
 from common.config import Common
 from common.ids import Family
@@ -132,6 +134,55 @@ async def test_never_more_than_room(bus: Bus) -> None:
     await consumer.drain()
     await consumer.stop()
     assert await differences(bus) == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_work_that_comes_after_the_reader_left(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """Handed-over work may be leased just after a read has ended: the next read returns it, also when it fills it."""
+    hand = await Hand(bus, EMBED, "hand").join()
+    (job,) = await must(bus, new_job())
+    await hand.give_back(await hand.pull())
+    await hand.die()
+    if alone:
+        await bus.connection.call("HSET", keys.job(job.id), "suspicions", 2)
+    consumer = worker(bus, "gpu-a")
+    await consumer.incarnation.register()
+    reader = consumer.reader
+
+    async def take_while_read() -> list[Lease]:
+        reading = asyncio.create_task(reader.read(0, 0))
+        await until(lambda: reader._awaited and (reader._in_redis or reader._quiet), "a read waits")
+        taking = asyncio.create_task(reader.take(()))
+        leases = await reading
+        left.set()
+        await taking
+        return leases
+
+    take, left = bus.recovery.take, asyncio.Event()
+    if alone:
+        assert await take_while_read() == []
+        assert reader._quiet  # the job waits until the worker is idle
+        while reader._reading is not None:
+            assert await reader.read(0, 0) == []
+
+    async def late(family: Family, cls: str, *args: Any, **options: Any) -> list[Verdict]:
+        if not cls.startswith("w."):
+            await left.wait()
+        return await take(family, cls, *args, **options)
+
+    left.clear()
+    monkeypatch.setattr(bus.recovery, "take", late)
+    assert await take_while_read() == []
+    assert consumer.leases.held.keys() == {job.id}
+    leases: list[Lease] = []
+    for _ in range(3):  # a read in flight may reserve the room of the first
+        leases += await reader.read(0, 0)
+    assert [(lease.job, lease.alone) for lease in leases] == [(job.id, alone)]
+    assert await consumer.outbox.finish(leases[0], RESULT) == "ok"
+    await consumer.drain()
+    await consumer.stop()
 
 
 async def test_a_lane_nobody_serves(bus: Bus) -> None:
