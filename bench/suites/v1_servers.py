@@ -45,13 +45,14 @@ RIVALS = (PGVECTOR, CHROMA, LANCEDB, MILVUS_LITE)
 SHAPES = (search_sets.CLUSTERED, search_sets.DOCSTRINGS, search_sets.MANUALS, search_sets.MILLION)
 LARGE = 100_000  # rows; of more only those are asked that are servers of their own
 LARGE_RIVALS = (PGVECTOR, CHROMA)
-RECALL = 0.95
+RECALL, NEAR = 0.95, 0.01  # a rival may be off by what one more draw of queries would move
 SLICE_S, QUICK_SLICE_S = 0.3, 0.1
 ROUNDS, CELL_S = 300, 1200.0
 CHECKED = 1024  # queries by which recall is told
 TUNING_PARCEL = 25  # tuning queries a call
 TRIED_S = 30.0  # of tuning queries with one setting; what is not asked by then tells nothing
 SLOW_S = 3.0  # who needs longer for the calls that are in flight at once is told, and not measured in turns
+HOPELESS_S = 60.0  # not even the best rival is, where it needs longer
 
 
 class Load(NamedTuple):
@@ -266,22 +267,23 @@ async def _cell(
 ) -> ServersCell:  # fmt: skip
     slice_s = QUICK_SLICE_S if options.quick else SLICE_S
     where = f"{rows.name}/{passes(bound)}"
-    loads, settings = {}, {}
+    queries = load.clients * load.queries
+    best = {}
+    for name in (each for each in servers if each != OURS):
+        ladders = await tuned(servers[name], name, rows, bound, options)
+        found.tried[f"{where}/{name}"] = ladders
+        tried = await _compared(servers[name], candidates(ladders), rows, load, bound, slice_s)
+        found.compared[f"{where}/{load.name}/{name}"] = tried
+        best[name] = max(tried, key=lambda each: each.per_s)
+    beside = in_turns(best, queries)
+    for name in best.keys() - beside:
+        found.absent[f"{name} on {where}, {load.name}"] = f"{best[name].per_s:.1f} queries/s"
+    servers = {name: server for name, server in servers.items() if name in {OURS, *beside}}
+    loads = {}
     for name, server in servers.items():
-        best = Tried({}, 0.0, 0.0)
-        if name != OURS:
-            ladders = await tuned(server, name, rows, bound, options)
-            found.tried[f"{where}/{name}"] = ladders
-            tried = await _compared(server, candidates(ladders), rows, load, bound, slice_s)
-            found.compared[f"{where}/{load.name}/{name}"] = tried
-            best = max(tried, key=lambda each: each.per_s)
-            if best.per_s * SLOW_S < load.clients * load.queries:
-                found.absent[f"{name} on {where}, {load.name}"] = f"{best.per_s:.1f} queries/s"
-                continue
-            await server.use(best.setting)
-        settings[name] = best.setting
+        if name in beside:
+            await server.use(best[name].setting)
         loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
-    servers = {name: server for name, server in servers.items() if name in loads}
     latencies: dict[str, list[float]] = {name: [] for name in servers}
     cpu_s = [0.0]
 
@@ -302,7 +304,8 @@ async def _cell(
     share = cpu_s[0] / (time.monotonic() - began)
     sides = {
         name: ServedSide(
-            settings[name], await recall(server, rows, bound), stats.percentiles(latencies[name]), len(latencies[name])
+            best[name].setting if name in beside else {}, await recall(server, rows, bound),
+            stats.percentiles(latencies[name]), len(latencies[name]),
         )
         for name, server in servers.items()
     }  # fmt: skip
@@ -310,12 +313,32 @@ async def _cell(
     return ServersCell(rows.name, load.name, passes(bound), measured, sides, share, *made)
 
 
+def in_turns(best: dict[str, Tried], queries: int) -> set[str]:
+    """Return the rivals that are measured in turns with so many queries at once: the quick ones, else the best one.
+
+    The best one is the quickest of those that are exact enough; without a rival a cell would say nothing.
+    """
+    quick = {name for name, each in best.items() if each.per_s * SLOW_S >= queries}
+    fit = [
+        name
+        for name, each in best.items()
+        if each.per_s * HOPELESS_S >= queries and each.recall >= RECALL - NEAR
+    ]
+    return quick or {*sorted(fit, key=lambda name: best[name].per_s)[-1:]}
+
+
 async def _compared(
     server: SearchServer, some: Sequence[Tried], rows: SearchSet, load: Load, bound: int | None, slice_s: float
 ) -> list[Tried]:  # fmt: skip
-    """Return each setting with each number of connections, and how much it did a second of this load."""
+    """Return each setting with each number of connections, and how much it did a second of this load.
+
+    A setting by which the load would take too long is returned with what it did of the tuning queries.
+    """
     compared = []
     for each in some:
+        if each.per_s * HOPELESS_S < load.clients * load.queries:
+            compared.append(each)
+            continue
         for width in server.widths(load.clients):
             setting = {**each.setting, **width}
             await server.use(setting)
@@ -372,9 +395,9 @@ def judged(cell: ServersCell) -> list[str]:
 
 
 def equals(cell: ServersCell) -> list[str]:
-    """Return the rivals of a cell whose recall is as asked; within what one more draw of queries would move."""
+    """Return the rivals of a cell whose recall is as asked."""
     return [
-        name for name, side in cell.sides.items() if name != OURS and side.recall >= RECALL - 0.01
+        name for name, side in cell.sides.items() if name != OURS and side.recall >= RECALL - NEAR
     ]
 
 

@@ -50,6 +50,7 @@ from bench.suites.v1_servers import (
     Tried,
     best_rival,
     candidates,
+    in_turns,
     judged,
     reached,
 )
@@ -116,6 +117,28 @@ def test_only_settings_that_are_exact_enough_are_compared(tried: list[tuple[floa
     enough = [each for each in settings if each.recall >= v1_servers.RECALL]
     assert found == enough or (not enough and len(found) == 1)
     assert max(each.recall for each in found) == max(each.recall for each in settings)
+
+
+@pytest.mark.parametrize(
+    ("rates", "beside"),
+    [
+        (
+            {"a": (300.0, 0.96), "b": (256.0, 0.96)},
+            {"a", "b"},
+        ),  # both answer 768 queries within 3 s
+        ({"a": (300.0, 0.96), "b": (255.0, 0.96)}, {"a"}),
+        ({"a": (200.0, 0.96), "b": (150.0, 0.96)}, {"a"}),  # the best one, though slow
+        ({"a": (200.0, 0.80), "b": (150.0, 0.96)}, {"b"}),  # of those that are exact enough
+        ({"a": (12.0, 0.96), "b": (150.0, 0.80)}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_cell_keeps_its_best_rival(
+    rates: dict[str, tuple[float, float]], beside: set[str]
+) -> None:
+    """Slow rivals are only told, unless all are: then the best one stays, if its turns take less than a minute."""
+    best = {name: Tried({}, recall, per_s) for name, (per_s, recall) in rates.items()}
+    assert in_turns(best, 768) == beside
 
 
 class _Exact:
@@ -192,11 +215,12 @@ async def test_a_closed_load_keeps_so_many_in_flight() -> None:
     assert (len(run.latencies), most) == (12, 3)
 
 
-async def test_a_rival_whose_calls_take_seconds_is_told_and_not_measured(
+async def test_a_rival_whose_calls_take_too_long_is_told_and_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rate stands with the reason, and the other sides are measured."""
     monkeypatch.setattr(v1_servers, "SLOW_S", 1e-9)
+    monkeypatch.setattr(v1_servers, "HOPELESS_S", 1e-9)
     monkeypatch.setattr(v1_servers, "origin", lambda: Origin("", dirty=False))
     options = BenchOptions(quick=True, setup_dir=tmp_path)
     rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
