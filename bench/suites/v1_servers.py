@@ -344,6 +344,10 @@ async def _compared(
             await server.use(setting)
             loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
             run = await loop.closed(load.clients, count=load.clients)
+            if (
+                run.seconds >= SLOW_S
+            ):  # a server's first calls may have read its index from the disk
+                run = await loop.closed(load.clients, count=load.clients)
             if run.seconds < SLOW_S:  # a connection's first call is slow
                 run = await loop.closed(load.clients, seconds=slice_s)
             rate = len(run.latencies) * load.queries / run.seconds

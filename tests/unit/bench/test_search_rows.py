@@ -44,6 +44,7 @@ from bench.suites.v1_servers import (
     OURS,
     PGVECTOR,
     RIVALS,
+    CallTimes,
     SearchLoad,
     ServedSide,
     ServersCell,
@@ -234,6 +235,34 @@ async def test_a_rival_whose_calls_take_too_long_is_told_and_not_measured(
     cell = await v1_servers._cell(servers, rows, LOADS[0], None, found, options)
     assert list(cell.sides) == [OURS]
     assert list(found.absent) == [f"{PGVECTOR} on {rows.name}/all, {LOADS[0].name}"]
+
+
+@pytest.mark.parametrize(
+    ("took", "per_s"),
+    [
+        ([5.0, 0.01, 2.0], 0.5),  # the index was read from the disk first
+        ([5.0, 4.0], 0.25),  # slow it is
+        ([0.01, 2.0], 0.5),
+    ],
+)
+async def test_a_rival_that_reads_its_index_first_is_not_taken_for_slow(
+    took: list[float], per_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that took seconds are made once more, and only the last run counts."""
+    left = iter(took)
+
+    class Timed(SearchLoad):
+        async def closed(self, *_: Any, **__: Any) -> CallTimes:  # type: ignore[override]
+            return CallTimes([1.0], next(left))
+
+    monkeypatch.setattr(v1_servers, "SearchLoad", Timed)
+    rows = search_set(search_sets.SetShape("clustered", 3000, 8, "clustered"), 1, tmp_path)
+    setting = Tried({"build": "m16", "ef": 64}, 0.96, 100.0)
+    server = _Exact(rows.truth(None))
+    (found,) = await v1_servers._compared(server, [setting], rows, LOADS[0], None, 0.01)
+
+    assert found.per_s == pytest.approx(per_s)
+    assert not [*left]
 
 
 # -- what is said
