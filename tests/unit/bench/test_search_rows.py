@@ -252,7 +252,7 @@ async def test_a_rival_that_reads_its_index_first_is_not_taken_for_slow(
     left = iter(took)
 
     class Timed(SearchLoad):
-        async def closed(self, *_: Any, **__: Any) -> CallTimes:  # type: ignore[override]
+        async def closed(self, *_: Any, **__: Any) -> CallTimes:
             return CallTimes([1.0], next(left))
 
     monkeypatch.setattr(v1_servers, "SearchLoad", Timed)
