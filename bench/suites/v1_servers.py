@@ -275,15 +275,17 @@ async def _cell(
         tried = await _compared(servers[name], candidates(ladders), rows, load, bound, slice_s)
         found.compared[f"{where}/{load.name}/{name}"] = tried
         best[name] = max(tried, key=lambda each: each.per_s)
-    beside = in_turns(best, queries)
-    for name in best.keys() - beside:
+    settings: dict[str, dict[str, Any]] = {OURS: {}}
+    for name in in_turns(best, queries):
+        settings[name] = best[name].setting
+        await servers[name].use(settings[name])
+    for name in best.keys() - settings.keys():
         found.absent[f"{name} on {where}, {load.name}"] = f"{best[name].per_s:.1f} queries/s"
-    servers = {name: server for name, server in servers.items() if name in {OURS, *beside}}
-    loads = {}
-    for name, server in servers.items():
-        if name in beside:
-            await server.use(best[name].setting)
-        loads[name] = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+    servers = {name: server for name, server in servers.items() if name in settings}
+    loads = {
+        name: SearchLoad(server, server.calls(rows.queries, load.queries, bound))
+        for name, server in servers.items()
+    }
     latencies: dict[str, list[float]] = {name: [] for name in servers}
     cpu_s = [0.0]
 
@@ -304,8 +306,7 @@ async def _cell(
     share = cpu_s[0] / (time.monotonic() - began)
     sides = {
         name: ServedSide(
-            best[name].setting if name in beside else {}, await recall(server, rows, bound),
-            stats.percentiles(latencies[name]), len(latencies[name]),
+            settings[name], await recall(server, rows, bound), stats.percentiles(latencies[name]), len(latencies[name])
         )
         for name, server in servers.items()
     }  # fmt: skip
@@ -344,9 +345,7 @@ async def _compared(
             await server.use(setting)
             loop = SearchLoad(server, server.calls(rows.queries, load.queries, bound))
             run = await loop.closed(load.clients, count=load.clients)
-            if (
-                run.seconds >= SLOW_S
-            ):  # a server's first calls may have read its index from the disk
+            if run.seconds >= SLOW_S:  # the first calls may have read an index from the disk
                 run = await loop.closed(load.clients, count=load.clients)
             if run.seconds < SLOW_S:  # a connection's first call is slow
                 run = await loop.closed(load.clients, seconds=slice_s)

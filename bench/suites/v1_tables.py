@@ -160,7 +160,8 @@ def _notes(cells: list[ServersCell], kept: ServersKept, body: Body) -> None:
         "with recall@10 ≥ 0.95 on 500 tuning queries; pgvector's number of connections is tried as well. Ours has its "
         "default rule and no tuning. A filter passes rows at random, by a number that each has. Of more than "
         f"{LARGE:,} rows only {' and '.join(LARGE_RIVALS)} are asked, which are servers of their own. Who needs "
-        f"more than {SLOW_S:g} s for the calls that are in flight at once is told below, and not measured in turns."
+        f"more than {SLOW_S:g} s for the calls that are in flight at once is told below, and not measured in turns; if "
+        "all do, the best one is."
     )
     for name, builds in BUILDS.items():
         said = "; ".join(
