@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-_QUESTIONS = 8  # a batch of questions alone has at most 1/_QUESTIONS of the largest batch's tokens
-
 
 class WaitingJob(Protocol):
     """A waiting job: the properties on which batches depend."""
@@ -31,14 +29,6 @@ class WaitingJob(Protocol):
     @property
     def due_ms(self) -> int:
         """When the job should end, in milliseconds since the epoch."""
-
-
-class QuestionJob(WaitingJob, Protocol):
-    """A waiting job of an encoder; it may embed the question of a search."""
-
-    @property
-    def question(self) -> bool:
-        """True if a search waits for this job."""
 
 
 class BatchLimits(NamedTuple):
@@ -83,34 +73,6 @@ def next_batch(
         elif jobs[0].batch not in (0, first.batch):
             break  # batches planned later stay later
     return sorted(chosen)
-
-
-def questions_before(
-    queue: Sequence[QuestionJob],
-    batch: Sequence[int],
-    limits: BatchLimits,
-    end_ms: Callable[[int, int], float] = _at_once,
-) -> list[int]:
-    """Return the indices in `queue` of the questions to run as one batch before `batch`, the choice of `next_batch`.
-
-    The questions take at most an eighth of the largest batch's tokens, so that the other jobs hardly wait for them. The
-    result is empty if `batch` is as small itself, holds only questions, or is a job marked alone; and if a job of
-    `batch` would then be late, by `end_ms` as in `next_batch`.
-    """
-    most = limits.tokens // _QUESTIONS
-    jobs = [queue[index] for index in batch]
-    if sum(job.tokens for job in jobs) <= most or all(job.question or job.alone for job in jobs):
-        return []
-    chosen, tokens = [], 0
-    for index, job in enumerate(queue):
-        if job.alone:
-            break
-        if job.question and tokens + job.tokens <= most:
-            chosen.append(index)
-            tokens += job.tokens
-    every = [queue[index] for index in {*chosen, *batch}]
-    ends_ms = end_ms(sum(job.items for job in every), sum(job.tokens for job in every))
-    return chosen if ends_ms <= min(job.due_ms for job in jobs) else []
 
 
 def _groups(queue: Sequence[WaitingJob]) -> Iterator[list[int]]:

@@ -35,6 +35,12 @@ class EncoderModel(Protocol):
     def card(self, *, created_ms: int = 0, partitions: int = 1) -> ModelCard:
         """Return the model's card."""
 
+    def beside(self) -> EncoderModel | None:
+        """Return the model for a second thread, with the same weights and one core; None if the device has no room.
+
+        An accelerator computes one thing after another, so a second thread would gain nothing there.
+        """
+
     def check(self, texts: Sequence[Sequence[int]]) -> None:
         """Raise InvalidRequest for texts that the model cannot take."""
 

@@ -73,6 +73,9 @@ class SimulatedEncoder:
             created_ms=created_ms,
         )
 
+    def beside(self) -> None:
+        """Return None: the simulated device computes one batch after another."""
+
     def check(self, texts: Sequence[Sequence[int]]) -> None:
         """Raise InvalidRequest for a text that is empty or too long."""
         for index, text in enumerate(texts):

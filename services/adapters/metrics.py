@@ -124,12 +124,16 @@ class WorkMetrics:
 
     def device_ended(self, kind: str, times: TaskTimes) -> None:
         """Record the times of a task of this kind that the device has run."""
+        self.beside_ended(kind, times)
+        self._device_idle.inc(times.idle_s)
+
+    def beside_ended(self, kind: str, times: TaskTimes) -> None:
+        """Record the times of a task that a second thread has run beside the device's, which may be idle meanwhile."""
         if kind not in self._device:
             self._device[kind] = self._device_wait.labels(kind), self._device_busy.labels(kind)
         wait, busy = self._device[kind]
         wait.observe(times.waited_s)
         busy.inc(times.took_s)
-        self._device_idle.inc(times.idle_s)
 
     def on(self, lane: str, model: str) -> LaneMetrics:
         """Return the metrics with the labels of one lane and one model."""

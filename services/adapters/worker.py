@@ -27,6 +27,7 @@ from engine.encoder.capacity import EncoderCapacity, calibrate
 from engine.encoder.model import EncoderModel
 from services.adapters.encode.depth_finder import DepthFinder, counts_queries
 from services.adapters.encode.loop import EmbeddingLoop, with_capacity
+from services.adapters.encode.questions import QuestionDevice
 from services.adapters.metrics import WorkMetrics
 
 NONE = "none"  # the name of a model that is not served
@@ -131,7 +132,7 @@ async def serve(
             load=worker.load,
         )
     finally:
-        worker.device.close()
+        worker.close()
 
 
 class _Worker:
@@ -151,6 +152,9 @@ class _Worker:
         # The router and the bus serve every request, also the refused ones; so encoders run at lower priority, on the
         # cores that router and bus leave. A generator's steps are too short to be interrupted.
         self.device = DeviceQueue(ended=metrics.device_ended, yields=beside is None)
+        self._questions: DeviceQueue | None = (
+            None  # a second thread on a CPU, for questions of searches
+        )
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []
@@ -211,9 +215,29 @@ class _Worker:
         metrics.publish(worker.record)
         self._loops.append(
             EmbeddingLoop(
-                worker, model, capacity, clock=bus.clock, device=self.device, metrics=metrics
+                worker,
+                model,
+                capacity,
+                clock=bus.clock,
+                device=self.device,
+                metrics=metrics,
+                questions=self._question_device(model),
             )
         )
+
+    def _question_device(self, model: EncoderModel) -> QuestionDevice | None:
+        """Return what computes an encoder's questions beside its batches; None if its device can only take turns."""
+        beside = None if model.reranks else model.beside()
+        if beside is None:
+            return None
+        self._questions = self._questions or DeviceQueue(ended=self._metrics.beside_ended)
+        return QuestionDevice(beside, self._questions)
+
+    def close(self) -> None:
+        """End the threads that compute."""
+        for queue in (self.device, self._questions):
+            if queue is not None:
+                queue.close()
 
     async def run(self, bus: Bus, health: Health) -> None:
         """Register, and run all loops until `stopping` and through the drain."""

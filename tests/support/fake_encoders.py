@@ -53,6 +53,9 @@ class TinyModel:
             created_ms=created_ms,
         )
 
+    def beside(self) -> None:
+        """Return None: there is one device."""
+
     def check(self, texts: Sequence[Sequence[int]]) -> None:
         if not all(texts):
             raise InvalidRequest("a text is empty")

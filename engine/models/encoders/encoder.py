@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ from engine.torch_setup import set_up_torch
 
 
 class Encoder:
-    """A loaded model; not thread-safe: only one thread may compute, any thread may read its properties."""
+    """A loaded model: one thread may compute, a second one with what `beside` returns; any may read its properties."""
 
     def __init__(
         self,
@@ -116,6 +117,14 @@ class Encoder:
             document_prompt=self._files.document_prompt,
             created_ms=created_ms,
         )
+
+    def beside(self) -> Encoder | None:
+        """Return the encoder for a second thread, with the same weights and one core; None on an accelerator."""
+        if self._device.type != "cpu":
+            return None
+        found = copy.copy(self)
+        found._threads = 1
+        return found
 
     def check(self, texts: Sequence[Sequence[int]]) -> None:
         """Raise InvalidRequest for a text that is empty, too long, or outside the vocabulary."""

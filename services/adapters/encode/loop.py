@@ -2,6 +2,8 @@
 
 While a batch computes, the previous batch is finished, and the next batch is read, chosen and queued on the device, so
 that the device never waits. The loop's state may be lost: if a lease is lost, another worker gets the job.
+
+Questions of searches go to a loop of their own, which computes them beside the batches.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +26,18 @@ from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
 from common.errors import DeadlineExceeded, SpillwayError
 from common.tasks import cancel, stop_or_end, wait
 from common.wire.registry import WorkerRecord
-from common.wire.results import Result
 from common.worker.leases import Lease
 from common.worker.outbox import RunningBatch
 from common.worker.worker import Worker
 from engine.device import DeviceQueue
-from engine.encoder.batching import next_batch, questions_before
+from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
-from engine.encoder.executor import EncodeFailure, EncodeResult
+from engine.encoder.executor import EncodeResult
 from engine.encoder.model import EncoderModel
-from services.adapters.encode.job import EncodeJob, read_job, result_of, run_jobs
+from services.adapters.encode.ends import end_jobs, refuse
+from services.adapters.encode.job import EncodeJob, read_job, run_jobs
+from services.adapters.encode.questions import QuestionDevice, QuestionLoop
+from services.adapters.encode.running_steps import RunningSteps
 from services.adapters.metrics import LaneMetrics
 
 # A job that was read or checked for cancellation within this time is not checked again before its batch.
@@ -73,7 +77,7 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
 
 @dataclass(slots=True, eq=False)
 class SubmittedBatch:
-    """A batch queued on the device; `full` if waiting jobs did not fit, `questions` if all its jobs are questions.
+    """A batch queued on the device; `full` if waiting jobs did not fit.
 
     `began_s`, `span` and `asking` are set when the previous batch has ended.
     """
@@ -87,10 +91,8 @@ class SubmittedBatch:
     asking: asyncio.Task[set[str]] | None = None  # the jobs to stop
     items: int = field(init=False)
     tokens: int = field(init=False)
-    questions: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.questions = all(job.question for job in self.jobs)
         self.items = sum(job.items for job in self.jobs)
         self.tokens = sum(job.tokens for job in self.jobs)
 
@@ -112,7 +114,9 @@ class EmbeddingLoop:
         clock: Clock,
         device: DeviceQueue,
         metrics: LaneMetrics,
+        questions: QuestionDevice | None = None,
     ) -> None:
+        """Serve `worker`'s lanes; `questions` is what computes questions, by default the model on the device."""
         self._worker = worker
         self._model = model
         self._capacity = capacity
@@ -120,6 +124,15 @@ class EmbeddingLoop:
         self._device = device
         self._metrics = metrics
         self._kind = "rerank" if model.reranks else "embed"
+        self._steps = RunningSteps(worker.incarnation, clock)
+        self._questions = QuestionLoop(
+            worker,
+            questions or QuestionDevice(model, device),
+            capacity,
+            clock=clock,
+            metrics=metrics,
+            steps=self._steps,
+        )
         self._queue: deque[EncodeJob] = deque()
         self._next: SubmittedBatch | None = None  # queued on the device behind the running batch
         self._choose_s = -math.inf  # when to choose the next batch
@@ -134,13 +147,15 @@ class EmbeddingLoop:
     async def run(self, stopping: asyncio.Event, drain_s: float) -> None:
         """Work until `stopping`; then finish the running batch within `drain_s` seconds, and hand over the rest."""
         reader = asyncio.create_task(self._read(), name="read")
-        questions = asyncio.create_task(self._read_questions(), name="read questions")
+        own_reader = asyncio.create_task(self._read_own(), name="read own")
+        questions = asyncio.create_task(self._questions.run(), name="questions")
         worker = asyncio.create_task(self._work(), name="work")
-        ended = await stop_or_end(stopping, reader, questions, worker)
+        ended = await stop_or_end(stopping, reader, own_reader, questions, worker)
         self._stopping = True
+        self._questions.stop()
         self._arrived.set()
         self._room.set()
-        await asyncio.wait({worker}, timeout=drain_s)
+        await asyncio.wait({worker, questions}, timeout=drain_s)
         if worker.done() and self._finishing is not None:
             await asyncio.wait({self._finishing}, timeout=drain_s)
         try:
@@ -148,7 +163,7 @@ class EmbeddingLoop:
             await self._worker.stop()
         except BusDown as error:
             _log.warning("drained_without_bus", error=str(error), held=len(self._queue))
-        await cancel(reader, questions, worker)
+        await cancel(reader, own_reader, questions, worker)
         for task in ended:
             task.result()  # a loop that ended unasked has raised
 
@@ -172,8 +187,8 @@ class EmbeddingLoop:
             if left_s > 0:
                 await asyncio.sleep(min(_GATHER_S, left_s))
 
-    async def _read_questions(self) -> None:
-        """Read the own lane regardless of the queue: it holds questions, which go before other jobs."""
+    async def _read_own(self) -> None:
+        """Read the own lane regardless of the queue: it holds questions, which wait for no batch."""
         while not self._stopping:
             leases = await self._worker.reader.read_own(_QUESTION_JOBS)
             if self._stopping:
@@ -196,9 +211,8 @@ class EmbeddingLoop:
         except SpillwayError as error:
             with tracing.use(self._worker.leases.spans.of(lease)):
                 _log.warning("job_refused", job=lease.job, code=error.code, why=error.message)
-            await self._refuse(lease, error)
+            await refuse(self._worker, lease, error)
             return
-        self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
         operation = "rerank" if job.input.scores else "embeddings"
         span = self._worker.leases.spans.of(lease)
         span.update_name(f"{operation} {self._model.name}")
@@ -210,13 +224,12 @@ class EmbeddingLoop:
                 "gen_ai.usage.input_tokens": job.tokens,
             }
         )
+        if self._questions.takes(job):
+            self._questions.add(job)
+            return
+        self._typical_tokens += 0.1 * (max(1, job.tokens) - self._typical_tokens)
         self._queue.append(job)
         self._arrived.set()
-
-    async def _refuse(self, lease: Lease, error: SpillwayError) -> None:
-        # Without the bus the lease is lost, and another worker gets the job.
-        with contextlib.suppress(BusDown):
-            await self._worker.outbox.refuse(lease, error)
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -233,33 +246,27 @@ class EmbeddingLoop:
                         await self._worker.recovery.relieve()
                     await wait(self._arrived, _WAIT_S)
                 continue
-            if not await self._follow(running):
-                await self._withdraw(running)
-                running = None
-                continue
+            await self._follow(running)
             ran = await asyncio.shield(running.computing)
             ended, running, self._next = running, self._next, None
             self._ended_s = self._clock.monotonic()
             seconds = self._ended_s - ended.began_s
             if running is None:
-                self._worker.incarnation.heartbeat.idle()
+                self._steps.end("batch")
             else:
                 self._begun(running)
             await self._conclude(ended, ran, seconds)
 
-    async def _follow(self, running: SubmittedBatch) -> bool:
+    async def _follow(self, running: SubmittedBatch) -> None:
         """Wait for the end of a batch; meanwhile queue the next batch behind it, with all jobs that arrive in time.
 
         While the batch takes longer than predicted, the next batch is chosen anew at growing intervals, so that no
-        expired or cancelled job waits on the device for long. Returns False if the device had not begun the batch and
-        it was taken back, since questions go before it.
+        expired or cancelled job waits on the device for long.
         """
         ended = running.computing
         pause_s, anew = _ASK_FIRST_S, True
         while not self._stopping:
             self._arrived.clear()
-            if self._gives_way(running):
-                return False
             left_s = self._choose_s - self._clock.monotonic()
             if left_s > 0:
                 await self._wait_for(ended, left_s)
@@ -269,16 +276,15 @@ class EmbeddingLoop:
             if self._next is None or (anew and self._take_back(self._next)):
                 self._next = await self._submit(running)
             if ended.done():
-                return True
+                return
             await self._wait_for(ended, pause_s)
             if ended.done() and self._next is not None:
-                return True
+                return
             late = not self._arrived.is_set()
-            anew = late or (self._next is not None and self._changes(self._next))
+            anew = late or (self._next is not None and not self._next.full)
             pause_s *= 1 + late
         if self._next is not None and self._take_back(self._next):
             self._next = None
-        return True
 
     async def _wait_for(self, ended: asyncio.Future[Any], seconds: float) -> None:
         """Wait up to `seconds` until a batch has ended or a job has arrived."""
@@ -287,51 +293,24 @@ class EmbeddingLoop:
         await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         arrival.cancel()
 
-    def _gives_way(self, running: SubmittedBatch) -> bool:
-        """Take back a batch that still waits for the device, if questions go before it; False if it stays."""
-        jobs, batch = [*running.jobs, *self._queue], range(len(running.jobs))
-        first = questions_before(jobs, batch, self._capacity.limits, self._ends(0.0))
-        return bool(first) and self._device.revoke(running.computing)
-
     def _ends(self, wait_s: float) -> Callable[[int, int], float]:
         """Return a function from texts and tokens to when (ms) such a batch surely ends, if it begins in `wait_s`."""
         begin_ms = self._clock.now_ms() + 1000 * wait_s
         return lambda items, tokens: begin_ms + 1000 * self._capacity.surely(items, tokens)
 
-    async def _withdraw(self, batch: SubmittedBatch) -> None:
-        """Put the jobs of a batch that was taken back into the queue again, and those of the batch behind it."""
-        assert batch.asking is not None
-        if self._next is not None and self._take_back(self._next):
-            self._next = None
-        batch.span.end()
-        stopped = await batch.asking
-        batch.jobs = [job for job in batch.jobs if job.lease.job not in stopped]
-        self._return(batch)
-
-    def _changes(self, chosen: SubmittedBatch) -> bool:
-        """Return whether arrived jobs would go into the batch behind the running batch, or before it."""
-        if not chosen.full:
-            return True
-        return not chosen.questions and any(job.question for job in self._queue)
-
     def _take_back(self, batch: SubmittedBatch) -> bool:
         """Put the jobs of a batch into the queue again; False if the batch has begun."""
         if not self._device.revoke(batch.computing):
             return False
-        self._return(batch)
-        return True
-
-    def _return(self, batch: SubmittedBatch) -> None:
         self._queue = deque(sorted([*batch.jobs, *self._queue], key=lambda job: job.read_s))
+        return True
 
     async def _submit(self, running: SubmittedBatch | None = None) -> SubmittedBatch | None:
         """Choose the next batch and queue it on the device, behind the `running` batch; None if no job waits."""
         begin_s = now_s = self._clock.monotonic()
         if running is not None:
             begin_s = max(now_s, running.began_s + running.predicted_s)
-        jobs = await self._form(
-            begin_s - now_s, after_questions=running is not None and running.questions
-        )
+        jobs = await self._form(begin_s - now_s)
         if any(is_stale(job, now_s) for job in jobs):
             stopped = await self._ask(jobs)
             jobs = [job._replace(asked_s=now_s) for job in jobs if job.lease.job not in stopped]
@@ -340,11 +319,9 @@ class EmbeddingLoop:
         items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
         predicted_s = self._capacity.expected(items, tokens)
         # A batch is due with its earliest job, but not later than it would end if it ran next: admission counts on
-        # that, and later jobs wait for this batch. Questions are short, and due at once, since searches wait for them.
+        # that, and later jobs wait for this batch.
         left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
-        alone_s = (
-            0.0 if all(job.question for job in jobs) else self._capacity.cost.seconds(items, tokens)
-        )
+        alone_s = self._capacity.cost.seconds(items, tokens)
         computing = self._device.submit(
             run_jobs,
             self._model,
@@ -355,24 +332,19 @@ class EmbeddingLoop:
         )
         return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
 
-    async def _form(self, wait_s: float, *, after_questions: bool) -> list[EncodeJob]:
-        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and jobs of lost leases.
-
-        Questions go first; after a batch of questions (`after_questions`) only if the other jobs are still in time.
-        """
+    async def _form(self, wait_s: float) -> list[EncodeJob]:
+        """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and jobs of lost leases."""
         now_ms = self._clock.now_ms()
         held = [job for job in self._queue if job.generation == self._worker.generation]
         expired = [job for job in held if job.lease.deadline_ms <= now_ms]
         fresh = [job for job in held if job.lease.deadline_ms > now_ms]
-        limits, ends = self._capacity.limits, self._ends(wait_s)
-        oldest = next_batch(fresh, limits, ends)
-        after = (ends,) if after_questions else ()
-        first = questions_before(fresh, oldest, limits, *after)
-        chosen = set(first or oldest)
+        chosen = set(next_batch(fresh, self._capacity.limits, self._ends(wait_s)))
         batch = [job for index, job in enumerate(fresh) if index in chosen]
         self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
         for job in expired:
-            await self._refuse(job.lease, DeadlineExceeded("the deadline passed in the queue"))
+            await refuse(
+                self._worker, job.lease, DeadlineExceeded("the deadline passed in the queue")
+            )
         self._room.set()
         return batch
 
@@ -381,7 +353,7 @@ class EmbeddingLoop:
         batch.began_s = self._clock.monotonic()
         self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.predicted_s - _LEAD_S
         self._capacity.rested(batch.began_s - self._ended_s)
-        self._worker.incarnation.heartbeat.working(batch.predicted_s)
+        self._steps.begin("batch", batch.predicted_s)
         for job in batch.jobs:
             self._metrics.batch_wait.observe(batch.began_s - job.read_s)
         batch.span = self._worker.leases.spans.batch(job.lease for job in batch.jobs)
@@ -421,36 +393,8 @@ class EmbeddingLoop:
         self._finishing = asyncio.create_task(self._finish(batch, ran, stopped), name="finish")
 
     async def _finish(self, batch: SubmittedBatch, ran: EncodeResult, stopped: set[str]) -> None:
-        outbox, results = self._worker.outbox, list[tuple[Lease, Result]]()
-        for job, outcome in zip(batch.jobs, ran.outcomes, strict=True):
-            if job.lease.job in stopped:
-                continue
-            if isinstance(outcome, EncodeFailure):
-                with tracing.use(self._worker.leases.spans.of(job.lease)):
-                    why = outcome.message
-                    _log.error("job_failed", job=job.lease.job, code=outcome.code, why=why)
-                await self._end(job.lease, outbox.fail(job.lease, *outcome))
-            else:
-                results.append((job.lease, result_of(job, outcome)))
-        try:
-            await outbox.finish_all(results)
-        except BusDown:
-            _log.error("results_lost", jobs=len(results), why="the bus stayed away")
-        except Exception:  # noqa: BLE001 - the error is one job's: each is ended by itself
-            _log.exception("jobs_not_ended_together", jobs=len(results))
-            for lease, result in results:
-                if self._worker.leases.is_held(lease):
-                    await self._end(lease, outbox.finish(lease, result))
+        await end_jobs(self._worker, batch.jobs, ran, stopped)
         self._judge(batch.jobs)
-
-    async def _end(self, lease: Lease, end: Awaitable[str]) -> None:
-        try:
-            await end
-        except BusDown:
-            _log.error("result_lost", job=lease.job, why="the bus stayed away")
-        except Exception:  # noqa: BLE001 - the error is this job's: the others of the batch go on
-            _log.exception("job_not_ended", job=lease.job)
-            self._worker.leases.let_go(lease)
 
     # -- cost ------------------------------------------------------------------------------------------
 

@@ -25,7 +25,9 @@ from common.worker.worker import Worker as FamilyWorker
 from engine.device import DeviceQueue
 from engine.encoder.capacity import calibrate
 from services.adapters.encode.loop import EmbeddingLoop, with_capacity
+from services.adapters.encode.questions import QuestionDevice
 from services.adapters.metrics import WorkMetrics
+from tests.support.clock import ManualClock
 from tests.support.fake_encoders import NAN, POISON, TinyModel, work
 from tests.support.waiting import until
 
@@ -65,10 +67,13 @@ class Desk:
 
 
 class Worker:
-    """A loop with its model, to be started and stopped."""
+    """A loop with its model, to be started and stopped; with `beside` questions have a model and a thread of their own.
 
-    def __init__(self, bus: Bus) -> None:
-        self.model = TinyModel()
+    By the device's clock, which stands still, whatever is due at once is due before all else.
+    """
+
+    def __init__(self, bus: Bus, *, beside: bool = False) -> None:
+        self.model, self.beside = TinyModel(), TinyModel()
         self.stopping = asyncio.Event()
         capacity = calibrate(self.model, 2.0)
         self.model.batches.clear()
@@ -82,7 +87,7 @@ class Worker:
             fingerprint=self.model.fingerprint,
         )
         self.consumer = FamilyWorker(bus, FAMILY, with_capacity(record, capacity))
-        self.device = DeviceQueue()
+        self.device, self.second = DeviceQueue(clock=ManualClock()), DeviceQueue()
         self.loop = EmbeddingLoop(
             self.consumer,
             self.model,
@@ -90,6 +95,7 @@ class Worker:
             clock=bus.clock,
             device=self.device,
             metrics=WorkMetrics(CollectorRegistry()).on(LANE, "tiny"),
+            questions=QuestionDevice(self.beside, self.second) if beside else None,
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -101,10 +107,12 @@ class Worker:
     async def stop(self) -> None:
         self.stopping.set()
         self.model.gate.set()
+        self.beside.gate.set()
         assert self.task is not None
         async with asyncio.timeout(WAIT_S):
             await self.task
         self.device.close()
+        self.second.close()
 
 
 def ended(outcome: str) -> float:
@@ -132,9 +140,9 @@ async def held(worker: Worker, desk: Desk) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(bus: Bus) -> AsyncIterator[Worker]:
+async def running(bus: Bus, *, beside: bool = False) -> AsyncIterator[Worker]:
     """Run one worker and drain it at the end."""
-    worker = await Worker(bus).start()
+    worker = await Worker(bus, beside=beside).start()
     try:
         yield worker
     finally:
@@ -247,57 +255,117 @@ async def test_the_next_batch_waits_at_the_device(bus: Bus, desk: Desk) -> None:
         assert worker.model.batches == [[[1]], [[2], [3], [4], [5]]]
 
 
-async def test_a_question_goes_before_a_batch_that_waits(bus: Bus, desk: Desk) -> None:
-    """While a large job waits behind the running batch, the question of a search is the next batch."""
-    async with running(bus) as worker:
-        jobs = [await held(worker, desk)]
-        half = worker.loop._capacity.limits.tokens // 2
-        jobs.append(await desk.admit([2] * half))
-        await until(partial(behind, worker, 1))
-        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
-        jobs.append(await desk.admit([9, 9], payload=asked))
-        await until(lambda: worker.loop._next is not None and worker.loop._next.questions)
-        worker.model.gate.set()
-
-        assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
-        assert worker.model.batches == [[[1]], [[9, 9]], [[2] * half]]
+def question(worker: Worker, text: list[int]) -> bytes:
+    """Return the work of a search's question."""
+    return encode(EmbedWork(worker.model.fingerprint, [text], question=True))
 
 
-async def test_a_question_passes_a_full_worker(bus: Bus, desk: Desk) -> None:
-    """A question in the worker's own lane is the next batch, though the worker has no room for the lane before it."""
-    async with running(bus) as worker:
+async def test_a_question_is_computed_beside_a_batch(bus: Bus, desk: Desk) -> None:
+    """While a batch runs and another waits, a question in the worker's own lane ends, though the worker has no room."""
+    async with running(bus, beside=True) as worker:
         jobs = [await held(worker, desk)]
         half = worker.loop._capacity.limits.tokens // 2
         jobs += [await desk.admit([n] * half) for n in (2, 3, 4)]
         await until(lambda: worker.loop._free_jobs() <= 0)
-        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
-        jobs.append(await desk.admit([9, 9], payload=asked, prefer=worker.consumer.name))
+        asked = [
+            await desk.admit([n, n], payload=question(worker, [n, n]), prefer=worker.consumer.name)
+            for n in (8, 9)
+        ]
         jobs.append(await desk.admit([5] * half))
-        await until(lambda: worker.loop._next is not None and worker.loop._next.questions)
+
+        assert [rows(await desk.end(job)) for job in asked] == [
+            [TinyModel.row([n, n])] for n in (8, 9)
+        ]
+        assert [text for batch in worker.beside.batches for text in batch] == [[8, 8], [9, 9]]
+        assert worker.model.batches == [[[1]]]
         assert jobs[-1] not in worker.consumer.leases.held  # there was no room
         worker.model.gate.set()
-
         assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
-        assert worker.model.batches[1] == [[9, 9]]
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
-async def test_a_question_goes_before_a_batch_that_has_not_begun(bus: Bus, desk: Desk) -> None:
-    """While the device does other work, a batch that waits for it gives way to a question that arrives."""
+async def test_questions_that_wait_run_together(bus: Bus, desk: Desk) -> None:
+    """While a question runs, those that arrive form the next batch; cancelled and expired ones are not ended twice."""
+    async with running(bus, beside=True) as worker:
+        worker.beside.gate.clear()
+        jobs = []
+        for n in (2, 3, 4, 6):
+            jobs.append(await desk.admit([n], payload=question(worker, [n])))
+            await until(lambda: len(worker.consumer.leases.held) == len(jobs))
+            await asyncio.to_thread(worker.beside.entered.wait)
+        assert await bus.control.cancel(jobs[2]) == "flagged"
+        jobs.append(await desk.admit([5], seconds=0.3, payload=question(worker, [5])))
+        await asyncio.sleep(0.4)
+        worker.beside.gate.set()
+
+        kinds = [(await desk.end(job)).kind for job in jobs]
+        assert kinds == ["result", "result", "cancelled", "result", "expired"]
+        assert worker.beside.batches == [[[2]], [[3], [4], [6]]]
+        assert worker.model.batches == []
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_a_poisoned_question_spoils_no_other(bus: Bus, desk: Desk) -> None:
+    """A question that raises becomes a dead letter after its tries; another one beside it gets its vector."""
+    async with running(bus, beside=True) as worker:
+        texts = [[POISON], [7]]
+        jobs = [await desk.admit(text, payload=question(worker, text)) for text in texts]
+        ends = [await desk.end(job) for job in jobs]
+        assert [end.kind for end in ends] == ["dead", "result"]
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_a_long_question_runs_with_the_batches(bus: Bus, desk: Desk) -> None:
+    """A question with more than an eighth of the largest batch's tokens would hold up others: it waits its turn."""
+    async with running(bus, beside=True) as worker:
+        text = [3] * (worker.loop._capacity.limits.tokens // 8 + 1)
+        assert (await desk.end(await desk.admit(text, payload=question(worker, text)))).kind == (
+            "result"
+        )
+        assert worker.model.batches == [[text]]
+        assert worker.beside.batches == []
+
+
+async def test_a_question_is_the_next_task_of_a_single_device(bus: Bus, desk: Desk) -> None:
+    """Where the device takes one task after another, a question goes before a batch that waits for it."""
     async with running(bus) as worker:
         gate = threading.Event()
         other = worker.device.submit(gate.wait, kind="generate")
         half = worker.loop._capacity.limits.tokens // 2
         jobs = [await desk.admit([2] * half)]
         await until(lambda: len(worker.consumer.leases.held) == 1 and not worker.loop._queue)
-        asked = encode(EmbedWork(worker.model.fingerprint, [[9, 9]], question=True))
-        jobs.append(await desk.admit([9, 9], payload=asked, prefer=worker.consumer.name))
-        await until(partial(behind, worker, 1))
+        jobs.append(
+            await desk.admit([9, 9], payload=question(worker, [9, 9]), prefer=worker.consumer.name)
+        )
+        await until(lambda: len(worker.device._unbegun) == 2)
         gate.set()
         await other
 
         assert [(await desk.end(job)).kind for job in jobs] == ["result"] * len(jobs)
         assert worker.model.batches == [[[9, 9]], [[2] * half]]
+
+
+async def test_drain_ends_the_questions_that_run(bus: Bus, desk: Desk) -> None:
+    """A drained worker ends its running questions; another one gets those that wait, and no job is charged."""
+    one = await Worker(bus, beside=True).start()
+    one.beside.gate.clear()
+    jobs = [await desk.admit([2], payload=question(one, [2]), prefer=one.consumer.name)]
+    await asyncio.to_thread(one.beside.entered.wait)
+    jobs += [
+        await desk.admit([n], payload=question(one, [n]), prefer=one.consumer.name)
+        for n in range(3, 6)
+    ]
+    await until(lambda: len(one.consumer.leases.held) == len(jobs))
+    stopping = asyncio.create_task(one.stop())
+    async with running(bus):
+        events = [await desk.end(job) for job in jobs]
+        await stopping
+
+    assert [rows(event) for event in events] == [[TinyModel.row([n])] for n in range(2, 6)]
+    states = [await bus.jobs.get(job) for job in jobs]
+    assert max(state.attempts for state in states if state) <= 1
+    assert one.beside.batches == [[[2]]]
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
 
 
 async def test_drain_hands_over_what_is_queued(bus: Bus, desk: Desk) -> None:

@@ -50,6 +50,8 @@ TASKS = {
     "cpu_worker": [
         "services.adapters.encode.loop:EmbeddingLoop._read",
         "services.adapters.encode.loop:EmbeddingLoop._work",
+        "services.adapters.encode.loop:EmbeddingLoop._read_own",
+        "services.adapters.encode.questions:QuestionLoop.run",
         "services.adapters.worker:watch_bus",
     ],
     "gpu_worker": [

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.encoder.batching import BatchLimits, length_order, next_batch, questions_before
+from engine.encoder.batching import BatchLimits, length_order, next_batch
 
 
 class Piece(NamedTuple):
@@ -18,7 +18,6 @@ class Piece(NamedTuple):
     alone: bool
     batch: int = 0
     due_ms: int = 0
-    question: bool = False
 
 
 PIECES = st.builds(
@@ -88,60 +87,6 @@ def test_planned_batches(queue: list[Piece], limits: BatchLimits, ms_a_token: fl
             or sum(other.tokens for other in own) + job.tokens > limits.tokens
             or any(other.batch != mine for other in batch)
         )
-
-
-MIXED = st.builds(
-    Piece,
-    st.integers(1, 4),
-    st.integers(1, 400),
-    st.sampled_from([False, False, False, True]),
-    st.just(0),
-    st.just(0),
-    st.booleans(),
-)
-
-
-@given(st.lists(MIXED, min_size=1, max_size=40), LIMITS)
-def test_questions_run_before_others(queue: list[Piece], limits: BatchLimits) -> None:
-    """Questions go before a larger batch of others, few at a time, and past no job that is alone; all run once."""
-    left, ran, before = list(enumerate(queue)), [], False
-    while left:
-        jobs = [piece for _, piece in left]
-        oldest = next_batch(jobs, limits)
-        first = [] if before else questions_before(jobs, oldest, limits)
-        chosen, before = first or oldest, bool(first)
-        batch = [jobs[index] for index in chosen]
-        if first:
-            assert all(job.question and not job.alone for job in batch)
-            assert not any(job.alone for job in jobs[: first[-1]])
-            assert 8 * sum(job.tokens for job in batch) <= limits.tokens
-            assert not all(jobs[index].question for index in oldest)
-        ran += [left[index][0] for index in chosen]
-        left = [entry for index, entry in enumerate(left) if index not in chosen]
-    assert sorted(ran) == list(range(len(queue)))
-
-
-def test_a_question_does_not_wait_for_a_large_batch() -> None:
-    """It runs first where the batch of the oldest is large, and with the others where that is small."""
-    large, small = Piece(8, 600, alone=False), Piece(1, 20, alone=False)
-    asked = Piece(1, 12, alone=False, question=True)
-    limits = BatchLimits(256, 1024)
-
-    assert questions_before([large, asked], [0, 1], limits) == [1]
-    assert questions_before([small, asked], [0, 1], limits) == []
-    assert questions_before([asked, asked], [0, 1], limits) == []
-
-
-def test_a_question_makes_no_batch_late() -> None:
-    """It runs first only if the batch, which would then be over later, still ends in time."""
-    queue = [Piece(8, 600, alone=False, due_ms=650), Piece(1, 12, alone=False, question=True)]
-
-    def end_ms(_items: int, tokens: int) -> float:
-        return float(tokens)
-
-    assert questions_before(queue, [0], BatchLimits(256, 1024), end_ms) == [1]
-    late = [queue[0]._replace(due_ms=605), queue[1]]
-    assert questions_before(late, [0], BatchLimits(256, 1024), end_ms) == []
 
 
 def test_empty_queue() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, get_args
@@ -225,3 +226,26 @@ def test_fingerprint_follows_what_changes_vectors(tmp_path: Path) -> None:
 
     assert first == same
     assert len({first, pooled, weights}) == 3
+
+
+def test_a_second_thread_computes_beside_the_first(tmp_path: Path) -> None:
+    """Two threads compute at once with the same weights; each gets its vectors, the second one on one core."""
+    encoder_models.save(tmp_path, "bert")
+    encoder = Encoder.load(str(tmp_path), threads=2)
+    beside = encoder.beside()
+    assert beside is not None
+    texts = encoder_models.texts()
+    expected = encoder.encode(texts)
+
+    def second(_: int) -> float:
+        worst = max(
+            relative(beside.encode([text]), row) for text, row in zip(texts, expected, strict=True)
+        )
+        assert torch.get_num_threads() == 1
+        return worst
+
+    with ThreadPoolExecutor(1) as pool_of_one:
+        found = pool_of_one.map(second, range(20))
+        assert all(relative(encoder.encode(texts), expected) <= 1e-6 for _ in range(20))
+        assert max(found) <= 2e-2
+    assert torch.get_num_threads() == 2
