@@ -152,9 +152,8 @@ class _Worker:
         # The router and the bus serve every request, also the refused ones; so encoders run at lower priority, on the
         # cores that router and bus leave. A generator's steps are too short to be interrupted.
         self.device = DeviceQueue(ended=metrics.device_ended, yields=beside is None)
-        self._questions: DeviceQueue | None = (
-            None  # a second thread on a CPU, for questions of searches
-        )
+        # The second thread of a CPU, which computes questions of searches beside the device's tasks.
+        self._questions: DeviceQueue | None = None
         self._encoders: list[tuple[EncoderModel, EncoderCapacity]] = []
         self._loops: list[WorkerLoop] = []
         self._finders: list[DepthFinder] = []
