@@ -102,11 +102,13 @@ class QuestionLoop:
         metrics, began_s = self._metrics, self._clock.monotonic()
         items, tokens = sum(job.items for job in jobs), sum(job.tokens for job in jobs)
         predicted_s = self._capacity.expected(items, tokens)
+        span = self._worker.leases.spans.batch(job.lease for job in jobs)
         asking = asyncio.create_task(self._ask(jobs), name="ask")
         self._steps.begin("questions", predicted_s)
         device = self._device
         ran = await device.queue.run(run_jobs, device.model, jobs, kind="question")
         self._steps.end("questions")
+        span.end()
         for job in jobs:
             metrics.batch_wait.observe(began_s - job.read_s)
         metrics.batch_size.observe(items)

@@ -6,9 +6,8 @@ from common.clock import Clock
 from common.redis.heartbeat import OVERDUE_S
 from common.worker.incarnation import Incarnation
 
-_OVERDUE_TIMES = (
-    5  # as a heartbeat's: a step is overdue after so many times its prediction, or OVERDUE_S
-)
+# As a heartbeat's: a step is overdue after so many times its prediction, or after OVERDUE_S.
+_OVERDUE_TIMES = 5
 
 
 class RunningSteps:
