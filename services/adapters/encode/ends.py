@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 from common import log, tracing
 from common.bus import BusDown
-from common.errors import SpillwayError
+from common.errors import DeadlineExceeded, SpillwayError
 from common.wire.results import Result
 from common.worker.leases import Lease
 from common.worker.worker import Worker
@@ -19,10 +19,15 @@ _log = log.get("work")
 
 async def refuse(worker: Worker, lease: Lease, error: SpillwayError) -> None:
     """End a job with an error that another try would repeat."""
-    with contextlib.suppress(
-        BusDown
-    ):  # without the bus the lease is lost, and another worker gets the job
+    # Without the bus the lease is lost, and another worker gets the job.
+    with contextlib.suppress(BusDown):
         await worker.outbox.refuse(lease, error)
+
+
+async def expire(worker: Worker, jobs: Iterable[EncodeJob]) -> None:
+    """End jobs whose deadline passed before their batch."""
+    for job in jobs:
+        await refuse(worker, job.lease, DeadlineExceeded("the deadline passed in the queue"))
 
 
 async def end_jobs(

@@ -23,7 +23,7 @@ from common import log, tracing
 from common.bus import BusDown
 from common.clock import Clock
 from common.cost.linear import PARCEL_ITEMS, PARCEL_TOKENS
-from common.errors import DeadlineExceeded, SpillwayError
+from common.errors import SpillwayError
 from common.tasks import cancel, stop_or_end, wait
 from common.wire.registry import WorkerRecord
 from common.worker.leases import Lease
@@ -34,7 +34,8 @@ from engine.encoder.batching import next_batch
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.executor import EncodeResult
 from engine.encoder.model import EncoderModel
-from services.adapters.encode.ends import end_jobs, refuse
+from services.adapters.encode.batch import record_batch, take_batch
+from services.adapters.encode.ends import end_jobs, expire, refuse
 from services.adapters.encode.job import EncodeJob, read_job, run_jobs
 from services.adapters.encode.questions import QuestionDevice, QuestionLoop
 from services.adapters.encode.running_steps import RunningSteps
@@ -334,19 +335,17 @@ class EmbeddingLoop:
 
     async def _form(self, wait_s: float) -> list[EncodeJob]:
         """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and jobs of lost leases."""
-        now_ms = self._clock.now_ms()
-        held = [job for job in self._queue if job.generation == self._worker.generation]
-        expired = [job for job in held if job.lease.deadline_ms <= now_ms]
-        fresh = [job for job in held if job.lease.deadline_ms > now_ms]
-        chosen = set(next_batch(fresh, self._capacity.limits, self._ends(wait_s)))
-        batch = [job for index, job in enumerate(fresh) if index in chosen]
-        self._queue = deque(job for index, job in enumerate(fresh) if index not in chosen)
-        for job in expired:
-            await refuse(
-                self._worker, job.lease, DeadlineExceeded("the deadline passed in the queue")
-            )
+        limits, end_ms = self._capacity.limits, self._ends(wait_s)
+        taken = take_batch(
+            self._queue,
+            lambda jobs: next_batch(jobs, limits, end_ms),
+            generation=self._worker.generation,
+            now_ms=self._clock.now_ms(),
+        )
+        self._queue = taken.waiting
+        await expire(self._worker, taken.expired)
         self._room.set()
-        return batch
+        return taken.batch
 
     def _begun(self, batch: SubmittedBatch) -> None:
         """Record that the device begins a batch, and report this to the bus."""
@@ -399,16 +398,12 @@ class EmbeddingLoop:
     # -- cost ------------------------------------------------------------------------------------------
 
     def _observe(self, batch: SubmittedBatch, ran: EncodeResult, seconds: float) -> None:
-        metrics, items, tokens = self._metrics, batch.items, batch.tokens
-        metrics.batch_size.observe(items)
-        metrics.batch_tokens.observe(tokens)
-        metrics.input.inc(tokens)
-        metrics.step.observe(ran.seconds)
+        items, tokens = batch.items, batch.tokens
+        record_batch(self._metrics, items, tokens, ran)
         self._worker.incarnation.ran(items, tokens, seconds)
         if ran.isolated:
-            metrics.isolated.inc()
             return
-        metrics.step_ratio.observe(self._capacity.ran(items, tokens, seconds))
+        self._metrics.step_ratio.observe(self._capacity.ran(items, tokens, seconds))
         record = self._worker.incarnation.record = with_capacity(
             self._worker.record, self._capacity
         )

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from common.bus import BusDown
 from common.clock import Clock
-from common.errors import DeadlineExceeded
 from common.tasks import wait
 from common.worker.worker import Worker
 from engine.device import DeviceQueue
 from engine.encoder.batching import BatchLimits, next_batch
 from engine.encoder.capacity import EncoderCapacity
 from engine.encoder.model import EncoderModel
-from services.adapters.encode.ends import end_jobs, refuse
+from services.adapters.encode.batch import record_batch, take_batch
+from services.adapters.encode.ends import end_jobs, expire
 from services.adapters.encode.job import EncodeJob, run_jobs
 from services.adapters.encode.running_steps import RunningSteps
 from services.adapters.metrics import LaneMetrics
@@ -86,16 +86,15 @@ class QuestionLoop:
 
     async def _next(self) -> list[EncodeJob]:
         """Take the next questions; drop those of lost leases, and end those whose deadline has passed."""
-        now_ms = self._clock.now_ms()
-        held = [job for job in self._waiting if job.generation == self._worker.generation]
-        fresh = [job for job in held if job.lease.deadline_ms > now_ms]
-        chosen = set(next_batch(fresh, self._limits))
-        self._waiting = deque(job for index, job in enumerate(fresh) if index not in chosen)
-        for job in held:
-            if job.lease.deadline_ms <= now_ms:
-                error = DeadlineExceeded("the deadline passed in the queue")
-                await refuse(self._worker, job.lease, error)
-        return [job for index, job in enumerate(fresh) if index in chosen]
+        taken = take_batch(
+            self._waiting,
+            lambda jobs: next_batch(jobs, self._limits),
+            generation=self._worker.generation,
+            now_ms=self._clock.now_ms(),
+        )
+        self._waiting = taken.waiting
+        await expire(self._worker, taken.expired)
+        return taken.batch
 
     async def _compute(self, jobs: Sequence[EncodeJob]) -> None:
         """Compute questions and end them; their times teach the cost model nothing, since they share the cores."""
@@ -111,11 +110,7 @@ class QuestionLoop:
         span.end()
         for job in jobs:
             metrics.batch_wait.observe(began_s - job.read_s)
-        metrics.batch_size.observe(items)
-        metrics.batch_tokens.observe(tokens)
-        metrics.input.inc(tokens)
-        metrics.step.observe(ran.seconds)
-        metrics.isolated.inc(int(ran.isolated))
+        record_batch(metrics, items, tokens, ran)
         self._worker.incarnation.ran(items, tokens, self._clock.monotonic() - began_s)
         await end_jobs(self._worker, jobs, ran, await asking)
         now_ms = self._clock.now_ms()
