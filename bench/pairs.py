@@ -41,6 +41,7 @@ class PairBlocks:
             "pairs_s": self.all_pairs,
             "peaks_gflops": [speed.gflops for speed in self.speeds],
             "peaks_gbs": [speed.gbs for speed in self.speeds],
+            "stolen": [speed.stolen for speed in self.speeds],
             "block": self.block,
             "loadgen_cpu_s": self.loadgen_cpu_s,
         }

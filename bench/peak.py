@@ -1,31 +1,64 @@
-"""Time a matrix product and a copy of memory, so that a change of the machine's speed between blocks shows."""
+"""The machine's speed between blocks of measurements: a matrix product, a copy of memory, and CPU time stolen."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from loadgen import stats
 
+STOLEN = 0.02  # a block counts if the host took at most this share of the CPU time
+_FEWEST = 3  # so many stolen ticks are noise
+_STAT = Path("/proc/stat")
+
 
 class Speed(NamedTuple):
-    """How fast the machine was at a moment: GFLOP/s of a float32 matrix product, GB/s read and written by a copy."""
+    """How fast the machine was at a moment: GFLOP/s of a float32 matrix product, GB/s read and written by a copy.
+
+    `stolen` is the share of CPU time that the host of a virtual machine gave to others since the last measurement.
+    """
 
     gflops: float
     gbs: float
+    stolen: float = 0.0
+
+
+class CpuTicks(NamedTuple):
+    """CPU time of all cores since the machine started, and what of it the host gave to others, in ticks."""
+
+    total: int = 0
+    stolen: int = 0
 
 
 def still_blocks(speeds: Sequence[Speed]) -> list[bool]:
-    """Say of each block between two measurements whether neither speed moved (see `stats.keep_still`)."""
-    by_kind = [stats.keep_still(kind) for kind in zip(*speeds, strict=True)]
-    return [all(each) for each in zip(*by_kind, strict=True)]
+    """Say of each block between two measurements whether no speed moved (`stats.keep_still`) and no CPU was stolen."""
+    products = stats.keep_still([each.gflops for each in speeds])
+    copies = stats.keep_still([each.gbs for each in speeds])
+    whole = [each.stolen <= STOLEN for each in speeds[1:]]
+    return [all(each) for each in zip(products, copies, whole, strict=True)]
+
+
+def read_ticks(stat: Path = _STAT) -> CpuTicks:
+    """Return the ticks of Linux' /proc/stat; none where there is no such file."""
+    try:
+        ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return CpuTicks()
+    return CpuTicks(sum(ticks), ticks[7])
+
+
+def stolen_share(before: CpuTicks, after: CpuTicks) -> float:
+    """Return the stolen share of the CPU time between two readings; 0 for a few ticks, which are noise."""
+    stolen = after.stolen - before.stolen
+    return stolen / (after.total - before.total) if stolen >= _FEWEST else 0.0
 
 
 class Peak:
-    """Re-measures the speed of numpy's BLAS and of the memory; `now()` takes about 100 ms."""
+    """Measures the speed of numpy's BLAS and of the memory, and stolen CPU time; `now()` takes about 100 ms."""
 
     def __init__(self, size: int = 768, repeats: int = 5, mebibytes: int = 64) -> None:
         rng = np.random.default_rng(0)
@@ -34,14 +67,18 @@ class Peak:
         self._from = np.zeros(mebibytes << 20, dtype=np.uint8)
         self._to = np.ones_like(self._from)
         self._repeats = repeats
+        self._ticks = read_ticks()
         self.now()
 
     def now(self) -> Speed:
-        """Return the best of a few products, and of a few copies."""
+        """Return the best of a few products, and of a few copies, and the share stolen since the last call."""
+        before, self._ticks = self._ticks, read_ticks()
         product_s = self._best(lambda: np.dot(self._a, self._b))
         copy_s = self._best(lambda: np.copyto(self._to, self._from))
         return Speed(
-            2.0 * self._a.shape[0] ** 3 / product_s / 1e9, 2 * len(self._from) / copy_s / 1e9
+            2.0 * self._a.shape[0] ** 3 / product_s / 1e9,
+            2 * len(self._from) / copy_s / 1e9,
+            stolen_share(before, self._ticks),
         )
 
     def _best(self, work: Callable[[], object]) -> float:

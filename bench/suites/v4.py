@@ -219,6 +219,7 @@ def _speed(body: Body, options: BenchOptions) -> None:
                     "per_second": found.rates,
                     "peaks_gflops": [speed.gflops for speed in found.speeds],
                     "peaks_gbs": [speed.gbs for speed in found.speeds],
+                    "stolen": [speed.stolen for speed in found.speeds],
                     "dropped": found.dropped,
                 }
     names = [*EXACT, *(f"{queues} queues" for queues in QUEUES)]

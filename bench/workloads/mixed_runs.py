@@ -260,12 +260,14 @@ def steps(kept: MixKept, side: str, warm_s: float) -> list[dict[float, LoadStep]
 def shares_of(rounds: Sequence[Mapping[float, LoadStep]]) -> dict[float, float]:
     """Return the worst kind's share by load factor, over all rounds; 0 where a round did not climb so far.
 
-    Of a factor only the rounds count during which the machine's speed did not move, unless it always did.
+    Of a factor only the rounds count during which the machine's speed did not move, unless it always did. A climb that
+    ended in a step during which the speed moved says nothing of higher factors.
     """
     found = {}
     for factor in sorted({factor for each in rounds for factor in each}):
         reached = [each[factor] for each in rounds if factor in each]
         still = [step.counts for step in reached if step.still]
         summed = joined(still or [step.counts for step in reached])
-        found[factor] = worst(summed) if len(reached) == len(rounds) else 0.0
+        below = any(max(each) < factor and each[max(each)].still for each in rounds)
+        found[factor] = 0.0 if below else worst(summed)
     return found

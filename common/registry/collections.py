@@ -22,8 +22,9 @@ class Collections:
     async def create(self, record: CollectionRecord) -> bool:
         """Register a collection; False if the tenant has another one of that name."""
         field = f"{record.tenant}/{record.name}"
-        if await self._redis.call("HSETNX", COLLECTIONS, field, encode(record)):
-            await self.mark_changed()
+        # One step: a collection whose creator leaves or dies here is opened by the replicas at once.
+        args = [field, b"", encode(record), ulid()]
+        if await self._redis.script("place", [COLLECTIONS, CHANGES], args):
             return True
         stored = await self.get(record.tenant, record.name)
         return stored is not None and stored.id == record.id  # the reply to an earlier try was lost

@@ -40,8 +40,10 @@ def _ratio(
         return None
     kept = samples[key]
     gflops = kept["peaks_gflops"]
-    copies = kept.get("peaks_gbs", [1.0] * len(gflops))  # earlier runs measured no copy
-    speeds = [Speed(*each) for each in zip(gflops, copies, strict=True)]
+    # Earlier runs measured no copy, and no stolen time.
+    copies = kept.get("peaks_gbs", [1.0] * len(gflops))
+    stolen = kept.get("stolen", [0.0] * len(gflops))
+    speeds = [Speed(*each) for each in zip(gflops, copies, stolen, strict=True)]
     blocks = PairBlocks(all_pairs=kept["pairs_s"], speeds=speeds, block=kept["block"])
     blocks.sift()
     ratio = stats.paired_ratio(blocks.theirs, blocks.ours)

@@ -116,6 +116,20 @@ def record(name: str) -> CollectionRecord:
     return CollectionRecord(id=name, tenant="t", name="n", dimension=3, metric="cosine")
 
 
+async def test_a_creator_that_leaves_leaves_no_collection_unannounced(bus: Bus) -> None:
+    """A collection and the mark by which replicas find it are written in one step: no creator can leave in between."""
+    collections, call = Collections(bus), bus.connection.call
+    before = await collections.changes()
+
+    async def leave() -> None:
+        raise asyncio.CancelledError
+
+    between(bus, "SET", keys.CHANGES, before=leave)
+    assert await collections.create(record("a"))
+    bus.connection.call = call  # type: ignore[method-assign]
+    assert await collections.changes() not in {before, None}
+
+
 async def test_a_swap_loses_no_other_swap(bus: Bus) -> None:
     """A collection that was replaced by another one meanwhile is not replaced again."""
     first, second, third = map(record, "abc")

@@ -113,11 +113,13 @@ def _counts(met: int) -> dict[str, Counted]:
 
 
 def test_shares_are_those_of_the_worst_kind_over_rounds() -> None:
-    """A factor that a round did not reach has none; rounds during which the machine moved do not count."""
+    """A factor that a round did not reach has none; steps during which the machine moved neither count nor end."""
     one = {1.0: LoadStep(_counts(100)), 2.0: LoadStep(_counts(80), still=False)}
     two = {1.0: LoadStep(_counts(90)), 2.0: LoadStep(_counts(96)), 4.0: LoadStep(_counts(50))}
+    three = {1.0: LoadStep(_counts(80))}
 
-    assert shares_of([one, two]) == {1.0: 0.95, 2.0: 0.96, 4.0: 0.0}
+    assert shares_of([one, two]) == {1.0: 0.95, 2.0: 0.96, 4.0: 0.5}
+    assert shares_of([one, two, three]) == {1.0: 0.9, 2.0: 0.0, 4.0: 0.0}
     assert shares_of([one]) == {1.0: 1.0, 2.0: 0.8}
 
 

@@ -31,9 +31,9 @@ def test_sides_alternate() -> None:
 
 
 def test_moved_block_is_left_out_and_counted() -> None:
-    """Pairs of a block during which the processor or the memory became slower are stored but do not count."""
+    """Pairs of a block during which the machine became slower, or lost CPU time, are stored but do not count."""
     all_pairs = [(1.0, 2.0), (1.0, 2.0), (9.0, 9.0), (9.0, 9.0)]
-    for last in (Speed(60, 10), Speed(100, 7)):
+    for last in (Speed(60, 10), Speed(100, 7), Speed(101, 10, stolen=0.03)):
         speeds = [Speed(100, 10), Speed(101, 10), last]
         found = PairBlocks(block=2, all_pairs=all_pairs, speeds=speeds)
         found.sift()
