@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,10 +16,12 @@ from hypothesis import strategies as st
 
 from bench.document import BenchOptions
 from bench.figures import targets
+from bench.peak import Peak, Speed
 from bench.rivals import llama_server
 from bench.rivals.assembled_stack import CHANGES, divisions, varied
 from bench.rivals.pgvector import packed
 from bench.suites import h2
+from bench.workloads import mixed_runs
 from bench.workloads.mixed_load import (
     CHAT,
     EMBED,
@@ -28,6 +33,8 @@ from bench.workloads.mixed_load import (
     Counted,
     Hold,
     Served,
+    Stack,
+    TextCorpus,
     due,
     meets,
 )
@@ -177,6 +184,59 @@ def test_tables_and_verdict_of_known_rounds() -> None:
     (figure,) = (figure for figure in targets.FIGURES if figure.row == "H2")
     assert figure.cells(msgspec.to_builtins(body))[4].endswith("27.0 requests/s")
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(body.samples)), MixKept)
+
+
+class _Load:
+    """A load of which one side falls short in its first `bad` holds."""
+
+    bad = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def once(self) -> list[Callable[[], Awaitable[object]]]:
+        return []
+
+    async def hold(self, *_: object) -> Hold:
+        _Load.bad -= 1
+        return _hold(_Load.bad >= 0)
+
+
+class _Peak(Peak):
+    """Speeds of which every other one is half of the one before, for as long as told."""
+
+    def __init__(self, moving: int) -> None:
+        self._moving, self._calls = moving, 0
+
+    def now(self) -> Speed:
+        self._calls += 1
+        return Speed(50.0 if self._calls % 2 == 0 and self._calls <= self._moving else 100.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("moving", "bad", "shares"),
+    [
+        (2, 1, {1.0: 1.0, 2.0: 1.0}),  # measured again, and then nobody fell short
+        (0, 1, {1.0: 0.8}),  # the speed did not move: the climb ends
+        (99, 9, {1.0: 0.8}),  # moved again each time: the last try is kept
+        (99, 0, {1.0: 1.0, 2.0: 1.0}),  # moved, but nobody fell short
+    ],
+)
+async def test_moved_step_that_ends_a_climb_is_measured_again(
+    moving: int, bad: int, shares: dict[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is measured again for all sides, at most three times in all."""
+    monkeypatch.setattr(mixed_runs, "MixedLoad", _Load)
+    monkeypatch.setattr(mixed_runs, "SETTLE_S", 0.0)
+    monkeypatch.setattr(_Load, "bad", bad)
+    pieces, stack = cast("TextCorpus", None), cast("Stack", SimpleNamespace(pids=[]))
+    runs = mixed_runs.MixedRuns(BenchOptions(), pieces, SHAPE)
+
+    ladder = mixed_runs.Ladder((1.0, 2.0), 1.0, 0.0, 0.9)
+    await runs._round(0, {h2.OURS: stack}, ladder, _Peak(moving))
+
+    assert shares_of(steps(runs.kept, h2.OURS, 0.0)) == shares
+    assert _Load.bad == bad - (len(shares) + 1 if moving == 2 else 3 if bad == 9 else len(shares))
 
 
 def test_nothing_measured_is_said() -> None:
