@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.peak import Peak, Speed, still_blocks
+from bench.peak import Peak, Speed, as_samples, still_blocks
 
 BLOCK = 20
 LEAST = 4  # pairs or rounds in any case
@@ -39,9 +39,7 @@ class PairBlocks:
         """Return everything measured, as it is stored."""
         return {
             "pairs_s": self.all_pairs,
-            "peaks_gflops": [speed.gflops for speed in self.speeds],
-            "peaks_gbs": [speed.gbs for speed in self.speeds],
-            "stolen": [speed.stolen for speed in self.speeds],
+            **as_samples(self.speeds),
             "block": self.block,
             "loadgen_cpu_s": self.loadgen_cpu_s,
         }

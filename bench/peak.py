@@ -12,7 +12,7 @@ import numpy as np
 from loadgen import stats
 
 STOLEN = 0.02  # a block counts if the host took at most this share of the CPU time
-_FEWEST = 3  # so many stolen ticks are noise
+_FEWEST = 3  # fewer stolen ticks are noise
 _STAT = Path("/proc/stat")
 
 
@@ -40,6 +40,15 @@ def still_blocks(speeds: Sequence[Speed]) -> list[bool]:
     copies = stats.keep_still([each.gbs for each in speeds])
     whole = [each.stolen <= STOLEN for each in speeds[1:]]
     return [all(each) for each in zip(products, copies, whole, strict=True)]
+
+
+def as_samples(speeds: Sequence[Speed]) -> dict[str, list[float]]:
+    """Return speeds as a row's document keeps them: a list of each kind."""
+    return {
+        "peaks_gflops": [each.gflops for each in speeds],
+        "peaks_gbs": [each.gbs for each in speeds],
+        "stolen": [each.stolen for each in speeds],
+    }
 
 
 def read_ticks(stat: Path = _STAT) -> CpuTicks:

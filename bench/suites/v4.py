@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.document import BenchOptions, Body
 from bench.pairs import LEAST
+from bench.peak import as_samples
 from bench.rounds import Rounds, measure_rounds
 from bench.workloads import search_sets, vectors
 from bench.workloads.quantised import quantised
@@ -217,9 +218,7 @@ def _speed(body: Body, options: BenchOptions) -> None:
                 rows.append([order, f"{distances.shape[1]:,}", str(k), *_speeds(found)])
                 body.samples[f"speed/{stream}/{order}/{k}"] = {
                     "per_second": found.rates,
-                    "peaks_gflops": [speed.gflops for speed in found.speeds],
-                    "peaks_gbs": [speed.gbs for speed in found.speeds],
-                    "stolen": [speed.stolen for speed in found.speeds],
+                    **as_samples(found.speeds),
                     "dropped": found.dropped,
                 }
     names = [*EXACT, *(f"{queues} queues" for queues in QUEUES)]

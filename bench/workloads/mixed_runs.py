@@ -46,7 +46,7 @@ class FactorRound(msgspec.Struct):
 
     @property
     def still(self) -> bool:
-        """True if the machine was as fast after the step as before, and its host took no CPU time."""
+        """True if the machine's speed did not move during the step (`still_blocks`)."""
         return all(still_blocks(self.speeds))
 
 
@@ -146,13 +146,13 @@ class MixedRuns:
         climbing = list(stacks)
         for place, factor in enumerate(ladder.factors):
             if factor not in done:
-                turn = climbing[:: 1 if (number + place) % 2 == 0 else -1]
+                turn = {
+                    name: stacks[name]
+                    for name in climbing[:: 1 if (number + place) % 2 == 0 else -1]
+                }
                 for _ in range(TRIES):
                     found = FactorRound(number, factor, {}, [peak.now()])
-                    for name in turn:
-                        async with self._awake(stacks[name]) as stack:
-                            load = MixedLoad(stack, self._pieces, self._shape)
-                            found.sides[name] = await load.hold(factor, ladder.hold_s, seed)
+                    found.sides = await self._hold(turn, factor, ladder.hold_s, seed)
                     found.speeds.append(peak.now())
                     if found.still or len(_climbing(found, ladder)) == len(turn):
                         break
@@ -162,6 +162,17 @@ class MixedRuns:
             climbing = _climbing(done[factor], ladder)
             if not climbing:
                 return
+
+    async def _hold(
+        self, stacks: Mapping[str, Stack], factor: float, seconds: float, seed: int
+    ) -> dict[str, Hold]:
+        """Hold a load factor with one side after another, the others standing still."""
+        found = {}
+        for name, stack in stacks.items():
+            async with self._awake(stack):
+                load = MixedLoad(stack, self._pieces, self._shape)
+                found[name] = await load.hold(factor, seconds, seed)
+        return found
 
     async def _start(
         self, stack: contextlib.AsyncExitStack, starts: Mapping[str, Start]
@@ -190,12 +201,12 @@ class MixedRuns:
         return vectors.recall(found, self._pieces.truth[: len(asked)])
 
     @contextlib.asynccontextmanager
-    async def _awake(self, stack: Stack) -> AsyncIterator[Stack]:
+    async def _awake(self, stack: Stack) -> AsyncIterator[None]:
         """Let a side run until the block ends."""
         proc.send_trees(stack.pids, signal.SIGCONT)
         try:
             await self._wake(stack)
-            yield stack
+            yield
             await asyncio.sleep(SETTLE_S)
         finally:
             proc.send_trees(stack.pids, signal.SIGSTOP)
