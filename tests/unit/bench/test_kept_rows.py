@@ -1,4 +1,4 @@
-"""Rows made of what they kept: quads of first tokens, memory of a mesh, counts of hostile tests, splits of pages."""
+"""Rows made of what they kept: first tokens, warm turns, memory of a mesh, counts of hostile tests, splits of pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from bench.document import BenchOptions
 from bench.engine.page_splits import SplitCounts
+from bench.engine.tiered import Turn
 from bench.mesh.memory_groups import GroupUse
 from bench.partial import PartialResults
 from bench.peak import Speed
-from bench.suites import f5, f6, p3, p4, v5
+from bench.suites import f5, f6, p2, p3, p4, v5
 from bench.workloads.search_sets import name_of
 from chaos.f5 import LIMITS, LoadMemory
 from chaos.f5_pages import BUDGETS
@@ -86,6 +87,22 @@ def test_a_quad_does_not_know_who_came_first() -> None:
     assert body.tables[0]["rows"][0][4] == "1.000 [1.000, 1.000]"
     assert body.tables[0]["rows"][0][-2:] == ["1.0", str(p3.BLOCK)]
     assert "1 of 2 blocks" in body.notes[-1]
+
+
+def test_warm_turns_of_a_moved_block_are_dropped() -> None:
+    """Only a still block's rounds count, of whatever length; the ratio is of a round's first turn from a tier."""
+    model = p2.ModelTurns(blocks=[p2.RoundsBlock(20, *STILL), p2.RoundsBlock(5, *MOVED)])
+    for number in range(model.rounds):
+        asked = [Turn(seconds, [7], 928) for seconds in (0.05, *[0.06] * (p2.ASKS - 1))]
+        computed = [Turn(1.0 if number < 20 else 0.01, [7], 0)]
+        model.add({"computed": computed} | dict.fromkeys(p2.TIERS, asked))
+    body = p2.describe(p2.TurnsKept({"S": model, "M": p2.ModelTurns()}))
+
+    assert set(body.met.values()) == {"goal"}
+    assert [row[5] for row in body.tables[0]["rows"]] == ["0.050 [0.050, 0.050]"] * len(p2.TIERS)
+    assert {row[-1] for row in body.tables[0]["rows"]} == {str(20 * p2.ASKS)}
+    assert "5 of 25 of S." in body.notes[-1]
+    assert msgspec.convert(msgspec.to_builtins(model), p2.ModelTurns) == model
 
 
 def _memory(growth: float, tier: float) -> MeshMemory:
