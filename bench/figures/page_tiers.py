@@ -10,7 +10,9 @@ from bench.suites.p5 import JUDGED, MOONCAKE, way
 
 def _warm(found: Found, name: str, tier: str) -> str:
     table = found["tables"][0]
-    row = next(row for row in table["rows"] if (row[0], row[2]) == (name, tier))
+    rows = (row for row in table["rows"] if (row[0], row[2]) == (name, tier))
+    if (row := next(rows, None)) is None:
+        return "not measured"
     cell = dict(zip(table["columns"], row, strict=True))
     return f"{cell['ratio [95 %]']}, {cell['ms']} ms"
 
