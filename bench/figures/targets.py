@@ -523,11 +523,22 @@ def _unlike(found: Found) -> str:
 def _policies(
     found: Found, worst: Callable[[list[float]], float], column: str, policy: str = "windve-tokens"
 ) -> str:
-    table = found["tables"][0]
-    at = table["columns"].index(column)
-    cells = [row[at] for row in table["rows"] if row[2] == policy]
+    """Return the worst of a policy's cells: late ones in both replays, shares of the clairvoyant's in the first."""
+    cells = [
+        row[table["columns"].index(column)]
+        for table in found["tables"][: 2 if column == "late" else 1]
+        for row in table["rows"]
+        if row[2] == policy
+    ]
     value = worst([float(cell.split()[0]) for cell in cells])
     return f"{value:g} %" if "%" in cells[0] else f"{value:g}"
+
+
+def _through(found: Found, policy: str) -> str:
+    """Return a policy's share of late answers through the mesh."""
+    table = found["tables"][-1]
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+    return rows[policy]["late"]
 
 
 def _delayed(what: str, column: str, must: str, goal: str, met: str = "") -> Figure:
@@ -775,6 +786,11 @@ FIGURES: tuple[Figure, ...] = (
         lambda f: _policies(f, min, _SHARE),
         "tokens in time, windve-tokens / clairvoyant",
         lambda f: f"depths in queries: {_policies(f, min, _SHARE, 'windve')}",
+    ),
+    Figure(
+        "W3", "bursts of mixed lengths, two real encoders through the mesh: admitted and late", "1 %", "0.1 %",
+        partial(_through, policy="windve-tokens"), "late through the mesh, windve-tokens",
+        lambda f: f"depths in queries: {_through(f, 'windve')}",
     ),
     Figure("X1", "greedy text unlike transformers', fp32", "≤ 0.1 %, excused", "0", _texts, ""),
     Figure(
