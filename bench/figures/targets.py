@@ -538,7 +538,7 @@ def _through(found: Found, policy: str) -> str:
     """Return a policy's share of late answers through the mesh."""
     table = found["tables"][-1]
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-    return rows[policy]["late"]
+    return str(rows[policy]["late"])
 
 
 def _delayed(what: str, column: str, must: str, goal: str, met: str = "") -> Figure:
