@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from itertools import compress
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,48 +42,28 @@ SETTLE_S = 0.05
 MODELS = {"S": ("spillway-demo", "fp32"), "M": ("llama-85m", "bf16"), "L": ("llama-1b", "bf16")}
 
 
-class RoundsBlock(NamedTuple):
-    """Some rounds, and the machine's speed before and after them."""
+class AskedTurn(NamedTuple):
+    """A turn's seconds to its first token, and how many of the prompt's tokens were found."""
 
-    rounds: int
-    before: Speed
-    after: Speed
+    first_s: float
+    found: int
 
 
-class ModelTurns(msgspec.Struct):
-    """All turns of a model: seconds to the first token and tokens found, by tier, and the blocks they were measured in.
+class RoundsBlock(msgspec.Struct):
+    """Some rounds, and the machine's speed before and after them; a round holds its turns by tier.
 
-    A round holds one turn that was computed and ASKS from each tier.
+    One turn of a round was computed, and ASKS are from each tier.
     """
 
-    first_s: dict[str, list[float]] = {}
-    found: dict[str, list[int]] = {}
-    blocks: list[RoundsBlock] = []
-
-    @property
-    def rounds(self) -> int:
-        """Return how many rounds were measured."""
-        return sum(block.rounds for block in self.blocks)
-
-    def add(self, turns: Mapping[str, Sequence[Turn]]) -> None:
-        """Add the turns of a round, by tier."""
-        for tier, some in turns.items():
-            self.first_s.setdefault(tier, []).extend(turn.first_s for turn in some)
-            self.found.setdefault(tier, []).extend(turn.found for turn in some)
-
-    def still(self) -> list[bool]:
-        """Say of each round whether the machine was still during its block; of all, if it never was."""
-        kept = [still_blocks([each.before, each.after])[0] for each in self.blocks]
-        if not any(kept):
-            kept = [True] * len(kept)
-        found = zip(kept, self.blocks, strict=True)
-        return [still for still, block in found for _ in range(block.rounds)]
+    before: Speed
+    after: Speed
+    rounds: list[dict[str, list[AskedTurn]]]
 
 
 class TurnsKept(msgspec.Struct):
     """What was measured so far, by model."""
 
-    models: dict[str, ModelTurns] = {}
+    blocks: dict[str, list[RoundsBlock]] = {}
 
 
 def run(options: BenchOptions) -> Body:
@@ -104,17 +83,17 @@ def run(options: BenchOptions) -> Body:
 def describe(kept: TurnsKept, left: int = 0) -> Body:
     """Turn rounds into a table and verdicts; those of blocks in which the machine's speed moved do not count."""
     body, rows, dropped = Body(left=left), [], []
-    for name, model in kept.models.items():
-        if not model.rounds:
+    for name, blocks in kept.blocks.items():
+        if not blocks:
             continue
-        body.samples[name] = msgspec.to_builtins(model)
-        still = model.still()
-        dropped.append(f"{still.count(False)} of {len(still)} of {name}")
-        computed = list(compress(model.first_s["computed"], still))
+        body.samples[name] = msgspec.to_builtins(blocks)
+        counted = [each for each in blocks if all(still_blocks([each.before, each.after]))]
+        rounds = [each for block in counted or blocks for each in block.rounds]
+        dropped.append(f"{_rounds(blocks) - len(rounds)} of {_rounds(blocks)} of {name}")
+        computed = [each["computed"][0].first_s for each in rounds]
         for tier in TIERS:
-            asked = list(compress(_by_round(model.first_s[tier]), still))
-            turns = [seconds for each in asked for seconds in each]
-            ratio = stats.paired_ratio([each[0] for each in asked], computed)
+            turns = [turn.first_s for each in rounds for turn in each[tier]]
+            ratio = stats.paired_ratio([each[tier][0].first_s for each in rounds], computed)
             p99 = _tail(turns)
             rows.append(
                 [
@@ -142,9 +121,8 @@ def describe(kept: TurnsKept, left: int = 0) -> Body:
     return body
 
 
-def _by_round(seconds: Sequence[float]) -> list[Sequence[float]]:
-    """Return a tier's turns in groups of a round."""
-    return [seconds[start : start + ASKS] for start in range(0, len(seconds), ASKS)]
+def _rounds(blocks: Sequence[RoundsBlock]) -> int:
+    return sum(len(block.rounds) for block in blocks)
 
 
 def _tail(seconds: Sequence[float]) -> dict[str, Any]:
@@ -167,8 +145,9 @@ async def _measure(
     name: str, rounds: int, partial: PartialResults[TurnsKept], options: BenchOptions
 ) -> None:
     """Measure a model's rounds that are not kept yet, in blocks."""
-    kept = partial.kept.models.setdefault(name, ModelTurns())
-    if kept.rounds >= rounds or not partial.begins(rounds - kept.rounds):
+    kept = partial.kept.blocks.setdefault(name, [])
+    left = rounds - _rounds(kept)
+    if left <= 0 or not partial.begins(left):
         return
     path, kind = model_of(name, options)
     runner = TorchExecutor.load(
@@ -182,18 +161,17 @@ async def _measure(
             for number in range(WARMING):
                 await _round(engine, name, random.Random(f"{options.seed} {name} warm {number}"))
             peak = Peak()
-            while kept.rounds < rounds and partial.begins(rounds - kept.rounds):
-                before, block = peak.now(), []
-                for number in range(kept.rounds, min(rounds, kept.rounds + BLOCK[name])):
-                    draw = random.Random(f"{options.seed} {name} {number}")
-                    block.append(await _round(engine, name, draw))
-                kept.blocks.append(RoundsBlock(len(block), before, peak.now()))
-                for each in block:
-                    kept.add(each)
+            while (left := rounds - (done := _rounds(kept))) > 0 and partial.begins(left):
+                before = peak.now()
+                block = [
+                    await _round(engine, name, random.Random(f"{options.seed} {name} {number}"))
+                    for number in range(done, done + min(left, BLOCK[name]))
+                ]
+                kept.append(RoundsBlock(before, peak.now(), block))
                 partial.save()
 
 
-async def _round(engine: Tiered, name: str, draw: random.Random) -> dict[str, list[Turn]]:
+async def _round(engine: Tiered, name: str, draw: random.Random) -> dict[str, list[AskedTurn]]:
     """Compute a new history, then ask for it from each tier; the engine and Redis have forgotten it afterwards."""
     length = TOKENS[name] + NEW_TOKENS
     prompt = [draw.randrange(engine.runner.shape.vocabulary) for _ in range(length)]
@@ -206,7 +184,10 @@ async def _round(engine: Tiered, name: str, draw: random.Random) -> dict[str, li
     assert engine.store is not None
     await engine.tiering.forget(engine.ids(prompt))  # else it is put again
     await engine.store.remove(engine.keys(prompt))
-    return turns
+    return {
+        tier: [AskedTurn(turn.first_s, turn.found) for turn in asked]
+        for tier, asked in turns.items()
+    }
 
 
 async def _ask(engine: Tiered, prompt: list[int], tier: str, computed: Turn) -> Turn:

@@ -45,11 +45,11 @@ def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
 def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Each model's warm turns, as a share of what computing takes."""
     found = []
-    for name, model in samples.items():
-        turns = model["first_s"]
+    for name, blocks in samples.items():
+        rounds = [each for block in blocks for each in block["rounds"]]
+        firsts = {tier: [each[tier][0][0] for each in rounds] for tier in ("computed", *_TIERS)}
         for tier in _TIERS:
-            asks = len(turns[tier]) // len(turns["computed"])  # a round asks a tier so often
-            ratio = stats.paired_ratio(turns[tier][::asks], turns["computed"])
+            ratio = stats.paired_ratio(firsts[tier], firsts["computed"])
             must, goal = {"host": (0.2, 0.1), "redis": (0.5, 0.25)}.get(tier, (None, None))
             found.append(
                 Ratio(f"{name}, {tier}", ratio["value"], ratio["low"], ratio["high"], must, goal)

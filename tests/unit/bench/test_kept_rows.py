@@ -10,7 +10,6 @@ import pytest
 
 from bench.document import BenchOptions
 from bench.engine.page_splits import SplitCounts
-from bench.engine.tiered import Turn
 from bench.mesh.memory_groups import GroupUse
 from bench.partial import PartialResults
 from bench.peak import Speed
@@ -91,18 +90,20 @@ def test_a_quad_does_not_know_who_came_first() -> None:
 
 def test_warm_turns_of_a_moved_block_are_dropped() -> None:
     """Only a still block's rounds count, of whatever length; the ratio is of a round's first turn from a tier."""
-    model = p2.ModelTurns(blocks=[p2.RoundsBlock(20, *STILL), p2.RoundsBlock(5, *MOVED)])
-    for number in range(model.rounds):
-        asked = [Turn(seconds, [7], 928) for seconds in (0.05, *[0.06] * (p2.ASKS - 1))]
-        computed = [Turn(1.0 if number < 20 else 0.01, [7], 0)]
-        model.add({"computed": computed} | dict.fromkeys(p2.TIERS, asked))
-    body = p2.describe(p2.TurnsKept({"S": model, "M": p2.ModelTurns()}))
+    asked = [p2.AskedTurn(seconds, 928) for seconds in (0.05, *[0.06] * (p2.ASKS - 1))]
+    still, moved = (
+        {"computed": [p2.AskedTurn(seconds, 0)]} | dict.fromkeys(p2.TIERS, asked)
+        for seconds in (1.0, 0.01)
+    )
+    blocks = [p2.RoundsBlock(*STILL, [still] * 20), p2.RoundsBlock(*MOVED, [moved] * 5)]
+    kept = p2.TurnsKept({"S": blocks, "M": []})
+    body = p2.describe(kept)
 
     assert set(body.met.values()) == {"goal"}
     assert [row[5] for row in body.tables[0]["rows"]] == ["0.050 [0.050, 0.050]"] * len(p2.TIERS)
     assert {row[-1] for row in body.tables[0]["rows"]} == {str(20 * p2.ASKS)}
     assert "5 of 25 of S." in body.notes[-1]
-    assert msgspec.convert(msgspec.to_builtins(model), p2.ModelTurns) == model
+    assert msgspec.convert(msgspec.to_builtins(kept), p2.TurnsKept) == kept
 
 
 def _memory(growth: float, tier: float) -> MeshMemory:
