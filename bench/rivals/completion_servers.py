@@ -26,7 +26,7 @@ from bench.workloads.turns import System
 from chaos.tiers import TierCounts
 from common.devices import detect
 
-START_S = 180.0
+START_S, STOP_S = 180.0, 10.0
 DIRECTORIES = {"S": "spillway-s", "M": "llama-85m", "L": "llama-1b"}
 PAGE = 32
 VLLM_BLOCK = 32
@@ -187,4 +187,9 @@ async def serve(
         finally:
             if process.returncode is None:
                 process.terminate()
-            await process.wait()
+            # llama.cpp's server waits for ever where many streams were cut off
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), STOP_S)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
