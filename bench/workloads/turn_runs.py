@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +17,10 @@ from bench.workloads.conversations import Scale, conversations, under_way
 from bench.workloads.turns import AskedTurn, Point, System, TurnLoad, point
 
 Server = contextlib.AbstractAsyncContextManager[System]
-BETWEEN = 50  # the number of the rate between two others, which other systems may not have
+STEP = 1.5  # from a rate to the next
+MOST = 9  # rates of one curve
+NEAR = 0.5  # of a step, between the rates next to the limit that is judged
+FAR = 4.0  # times the greatest limit: the next rate is two steps lower
 WARM = 0.4  # of a run: what was under way before is computed in it, by every system
 
 
@@ -28,6 +32,42 @@ class Kept(msgspec.Struct):
     tiers: dict[str, dict[str, int]] = {}
     absent: dict[str, str] = {}
     swept: dict[str, list[Swept]] = {}
+
+
+class Limits(NamedTuple):
+    """Limits of a latency in seconds: the least and the greatest of a curve, and the one that is judged."""
+
+    least_s: float
+    judged_s: float
+    greatest_s: float
+
+
+def next_step(latencies_s: Mapping[float, float], limits: Limits, most: int = MOST) -> float | None:
+    """Return the rate that a curve needs next, as steps from its first; None if it needs no other.
+
+    A curve goes up until a rate's latency passes the greatest limit and down until one keeps the least; then the rates
+    next to the judged limit are brought within half a step. It has at most so many rates.
+    """
+    if not latencies_s:
+        return 0
+    steps = sorted(latencies_s)
+    if len(steps) >= most:
+        return None
+    if latencies_s[steps[-1]] <= limits.greatest_s:
+        return steps[-1] + 1
+    if (latency_s := latencies_s[steps[0]]) > limits.least_s:
+        return steps[0] - (2 if latency_s > FAR * limits.greatest_s else 1)
+    above = next(at for at, step in enumerate(steps) if latencies_s[step] > limits.judged_s)
+    if above == 0 or steps[above] - steps[above - 1] <= NEAR:
+        return None
+    return (steps[above] + steps[above - 1]) / 2
+
+
+def last_within(latencies_s: Mapping[float, float], limit_s: float) -> float:
+    """Return the highest step up to which every latency keeps a limit; the lowest step if it does not."""
+    steps = sorted(latencies_s)
+    within = itertools.takewhile(lambda step: latencies_s[step] <= limit_s, steps)
+    return max(within, default=steps[0])
 
 
 class TurnRuns:
@@ -74,36 +114,64 @@ class TurnRuns:
         start: Callable[[], Server],
         rates: Sequence[float],
         scale: Scale,
-        *,
-        limit_s: float = 0.0,
-        part: float = 1.0,
-        repeat: int = 0,
+        part: float,
     ) -> None:
-        """Begin conversations at rate after rate, each for `part` of the time, until latency passes the limit.
+        """Begin conversations at rate after rate, each for `part` of the time."""
+        async with self._measured(key, start) as system:
+            if system is not None:
+                for number, rate in enumerate(rates):
+                    await self._rate(key, system, rate, scale, part, number)
 
-        Then at one between the last two rates, which the limit is between. Every repeat has conversations of its own,
-        the same for every system.
+    async def curve(
+        self,
+        key: str,
+        start: Callable[[], Server],
+        first: float,
+        scale: Scale,
+        *,
+        limits: Limits,
+        repeat: int,
+        most: int = MOST,
+    ) -> None:
+        """Begin conversations at the rates, from `first` on, that the curve up to the greatest limit needs.
+
+        Every repeat and rate has conversations of its own, the same for every system.
+        """
+        async with self._measured(key, start) as system:
+            found: dict[float, float] = {}
+            while system is not None and (step := next_step(found, limits, most)) is not None:
+                number = 100 * repeat + 50 + int(step / NEAR)
+                measured = await self._rate(key, system, first * STEP**step, scale, 1.0, number)
+                found[step] = measured.normalized_s
+
+    @contextlib.asynccontextmanager
+    async def _measured(
+        self, key: str, start: Callable[[], Server]
+    ) -> AsyncIterator[System | None]:
+        """Run the server of something that is to be measured, and write down what was found; None if it is not to be.
+
+        What failed half-way has no points.
         """
         if self.known(key) or not self._partial.begins():
+            yield None
             return
-        seconds = part * self._seconds
-        points: list[Point] = []
         try:
             async with start() as system:
-                left = list(rates)
-                while left:
-                    rate = left.pop(0)
-                    number = 100 * repeat + (len(points) if rate in rates else BETWEEN)
-                    asked = await self._ask(system, rate, scale, seconds, number)
-                    points.append(point(asked, rate, WARM * seconds, seconds))
-                    self.kept.asked[f"{key}, {rate:.3g}/s"] = asked
-                    if points[-1].normalized_s > limit_s > 0:
-                        left = [math.sqrt(rate * points[-2].rate)] if len(points) > 1 else []
-                        limit_s = math.inf
+                yield system
                 if system.counted is not None:
                     self.kept.tiers[key] = await system.counted()
         except (FileNotFoundError, MeshError) as error:
+            self.kept.points.pop(key, None)
             self.kept.absent[key] = str(error)[-300:]
-        else:
-            self.kept.points[key] = points
         self.save()
+
+    async def _rate(
+        self, key: str, system: System, rate: float, scale: Scale, part: float, number: int
+    ) -> Point:
+        """Measure one rate at a running server; write down every turn asked, and the point."""
+        seconds = part * self._seconds
+        asked = await self._ask(system, rate, scale, seconds, number)
+        measured = point(asked, rate, WARM * seconds, seconds)
+        self.kept.points.setdefault(key, []).append(measured)
+        self.kept.asked[f"{key}, {rate:.3g}/s"] = asked
+        return measured

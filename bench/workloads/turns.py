@@ -17,10 +17,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from bench.mesh.probe import MeshError
 from bench.workloads.conversations import ORDINARY, Begun, Turn
 from loadgen import arrivals
 from loadgen.chat.frames import Frames
 
+SETTLE_S = 120.0  # for a server to be done with what was cut off
 _WORD = re.compile(r"w(\d+)")
 
 
@@ -91,11 +93,15 @@ class TurnLoad:
         self.asked: list[AskedTurn] = []
 
     async def run(self, rate: float, seconds: float) -> list[AskedTurn]:
-        """Begin `rate` conversations a second for so long, then cut off what is open; return every turn asked."""
-        self.asked, self._began_s = [], time.monotonic()
+        """Begin `rate` conversations a second for so long, then cut off what is open; return every turn asked.
+
+        The first begins once the server has answered a short request: it is done with what was cut off before.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+            await self._settled(http)
+            self.asked, self._began_s = [], time.monotonic()
             tasks = {asyncio.create_task(self._converse(http, each)) for each in self._begun}
             for due in arrivals.poisson(rate, self._arrivals):
                 if due >= seconds:
@@ -113,6 +119,17 @@ class TurnLoad:
 
     def _now(self) -> float:
         return time.monotonic() - self._began_s
+
+    async def _settled(self, http: aiohttp.ClientSession) -> None:
+        """Wait for the answer to a short request; MeshError if there is none in time."""
+        short = Turn(0.0, [ORDINARY] * 2, 1)
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                body = self._system.body([], short, random.Random())
+                await self._ask(http, body, AskedTurn(0.0, 0, 2, 1))
+        except (aiohttp.ClientError, OSError) as error:
+            why = f"{type(error).__name__} {error}"
+            raise MeshError(f"no answer to a short request within {SETTLE_S:g} s: {why}") from error
 
     async def _converse(self, http: aiohttp.ClientSession, begun: Begun) -> None:
         history = list(begun.history)
@@ -136,7 +153,7 @@ class TurnLoad:
         """Return the answer's token ids."""
         text, frames = "", Frames()
         url = f"{self._system.url}/v1/completions"
-        async with http.post(url, json=body) as response:
+        async with await _post(http, url, body) as response:
             if response.status != 200:
                 asked.code = f"status {response.status}: {(await response.text())[:200]}"
                 return []
@@ -150,6 +167,16 @@ class TurnLoad:
         if len(answer) != asked.wanted:
             asked.code = asked.code or f"{len(answer)} tokens of {asked.wanted}"
         return answer
+
+
+async def _post(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any]
+) -> aiohttp.ClientResponse:
+    """Send a request, and once more where the server closed the kept connection meanwhile, as OpenAI's client does."""
+    try:
+        return await http.post(url, json=body)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+        return await http.post(url, json=body)
 
 
 def _text(data: bytes, asked: AskedTurn) -> str:
