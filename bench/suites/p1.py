@@ -24,6 +24,7 @@ from bench.suites.engine_pairs import told as shown
 from bench.workloads.turn_runs import (
     MOST,
     STEP,
+    TRIES,
     WARM,
     Kept,
     Limits,
@@ -36,6 +37,7 @@ from bench.workloads.turns import AskedTurn, Point, at_limit
 from common.pages.store import NONE
 from loadgen import stats
 
+FEWEST = 3  # repeats that decide
 REPEATS = 5  # each with conversations of its own, the same to every system
 SECONDS, QUICK_S, SWEEP_S = 60.0, 6.0, 20.0
 SHAPE = 2 / 3  # of it, for a rate of a shape
@@ -88,19 +90,24 @@ async def _all(runs: TurnRuns, options: BenchOptions) -> None:
 
 
 async def _repeat(runs: TurnRuns, name: str, repeat: int, options: BenchOptions) -> None:
-    """Measure every system on the same conversations, in an order that turns with each repeat."""
+    """Measure every system on the same conversations, in an order that turns with each repeat.
+
+    The first repeat measures the whole curve, the others what lies next to the limit that is judged.
+    """
     model, found = MODELS[name], _weights(name, HOST_TIMES, options)
     turned = [SYSTEMS[(repeat + place) % len(SYSTEMS)] for place in range(len(SYSTEMS))]
     for system in turned:
         if runs.known(_key(name, system, repeat)):
             continue
         starts = systems(found, options, await _setting(runs, name, found, options))
+        before = runs.kept.points.get(_key(name, system, 0), [])
+        kept = [each.rate for each in before if each.normalized_s <= model.limit_s]
         await runs.curve(
             _key(name, system, repeat),
             starts[system],
-            model.rate,
+            max(kept, default=model.rate),
             SCALE,
-            limits=model.limits,
+            limits=Limits(*(3 * [model.limit_s])) if kept else model.limits,
             repeat=repeat,
             most=options.pick(MOST, 2),
         )
@@ -128,7 +135,7 @@ async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOpti
 
     if name not in kept and llama_server.there(options):
         tried: dict[float, float] = {}
-        limits, most = Limits(most_s, most_s, most_s), options.pick(MOST, 2)
+        limits, most = Limits(*(3 * [most_s])), options.pick(MOST, 2)
         while (step := next_step(tried, limits, most)) is not None:
             at = step
             tried[step] = await latency_s(KEEPING)
@@ -219,6 +226,11 @@ def describe(kept: Kept, options: BenchOptions, left: int = 0) -> Body:
     found = [[key, *_shares(counts)] for key, counts in kept.tiers.items() if any(counts.values())]
     body.table("Pages asked for, by where they were found (%)", ["what", *TIERS], found)
     body.notes += _notes(options)
+    judged = [each for key in kept.points for each in kept.points[key]]
+    moved = sum(not each.still for each in judged)
+    body.notes.append(
+        f"The machine's speed moved during {moved} of {len(judged)} rates, each of them measured {TRIES} times."
+    )
     body.notes.append(f"Load average at the end: {os.getloadavg()[1]:.1f}.")
     body.notes += [f"{key} was not measured: {why}" for key, why in kept.absent.items()]
     for name in (LLAMA, VLLM):
@@ -237,9 +249,11 @@ def _notes(options: BenchOptions) -> list[str]:
     rates = (
         f"{seconds:g} s a rate, the first {WARM:.0%} of them to warm up; rates {STEP:g} times apart, up to one above "
         "the highest limit and down to one within the lowest, then closer by the judged limit; figures are "
-        "interpolated between those next to a limit ('>': none was above). An answer still open at the end counts if "
+        "interpolated between those next to a limit ('>': none was above); repeats after the first measure what lies "
+        "next to the judged limit. An answer still open at the end counts if "
         "it already took longer than the p90. "
-        "A run begins with conversations as they would be under way at its rate, their answers so far made up."
+        "A run begins with conversations as they would be under way at its rate, their answers so far made up. In a "
+        "repeat the same conversations come at every rate, closer together, with other words."
     )
     scale = (
         f"ShareGPT's statistics and the paper's server to scale: tokens 1/{SCALE.lengths:g}, so conversations of at "
@@ -327,7 +341,9 @@ def _compare(kept: Kept, name: str, body: Body) -> None:
             [name, system, *(_curve(kept, name, system, limit_s) for limit_s in model.limits_s)]
         )
         if system in LEVELS and ratio:
-            body.met[f"{name}, against {system}"] = stats.verdict(ratio, *LEVELS[system])
+            reached = stats.verdict(ratio, *LEVELS[system])
+            few = len(both) < FEWEST
+            body.met[f"{name}, against {system}"] = "undecided" if few else reached
     if rows:
         columns = ["model", "system", "turns/s", "tokens/s", "ours / it [95 %]", "repeats"]
         title = (
@@ -335,13 +351,14 @@ def _compare(kept: Kept, name: str, body: Body) -> None:
         )
         body.table(title, columns, rows)
         columns = ["model", "system", *(f"{1e3 * limit_s:g} ms" for limit_s in model.limits_s)]
-        body.table(f"{name}: turns/s at four limits", columns, curve)
+        body.table(f"{name}: turns/s at four limits, of the first repeat", columns, curve)
 
 
 def _curve(kept: Kept, name: str, system: str, limit_s: float) -> str:
-    found = at_limits(kept, name, system, limit_s).values()
-    more = "" if all(each.reached for each in found) else "> "
-    return f"{more}{median(each.turns for each in found):.2f}"
+    found = at_limits(kept, name, system, limit_s).get(0)
+    if found is None:
+        return "-"
+    return f"{'' if found.reached else '> '}{found.turns:.2f}"
 
 
 def _sample(turns: Sequence[AskedTurn]) -> dict[str, list[Any]]:

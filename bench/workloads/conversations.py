@@ -50,14 +50,15 @@ class Begun(NamedTuple):
     turns: list[Turn]
 
 
-def under_way(scale: Scale, vocabulary: int, seed: int, rate: float) -> list[Begun]:
+def under_way(scale: Scale, vocabulary: int, seed: int, rate: float, words: int = 0) -> list[Begun]:
     """Return those that are open at moment 0 if they have begun at this rate for long; other ones for other seeds.
 
-    Of their answers only the number of tokens is what it would have been.
+    Of their answers only the number of tokens is what it would have been. Other `words` are said at other rates, by
+    the same conversations.
     """
     found = []
-    some = conversations(scale, vocabulary, -1 - seed)
-    rng = random.Random(f"{seed}-past")
+    some = conversations(scale, vocabulary, -1 - seed, words)
+    rng, answered = random.Random(f"{seed}-past"), random.Random(f"{seed}-{words}-answered")
     for after_s in itertools.takewhile(lambda at: at < BEFORE_S, poisson(rate, rng)):
         at_s, history = after_s - BEFORE_S, list[int]()
         turns = next(some)
@@ -68,18 +69,21 @@ def under_way(scale: Scale, vocabulary: int, seed: int, rate: float) -> list[Beg
                     Begun(history, past, [turn._replace(think_s=at_s), *turns[past + 1 :]])
                 )
                 break
-            answer = rng.choices(range(ORDINARY, vocabulary), k=turn.wanted)
+            answer = answered.choices(range(ORDINARY, vocabulary), k=turn.wanted)
             history += [*turn.tokens, *answer]
             at_s += PAST_ANSWER_S
     return found
 
 
-def conversations(scale: Scale, vocabulary: int, seed: int) -> Iterator[list[Turn]]:
-    """Yield conversations for ever, none longer than the context; the same for the same seed."""
+def conversations(scale: Scale, vocabulary: int, seed: int, words: int = 0) -> Iterator[list[Turn]]:
+    """Yield conversations for ever, none longer than the context.
+
+    The same seed gives the same lengths and pauses, and with the same `words` the same tokens.
+    """
     prompt = Lengths(PROMPT_TOKENS / scale.lengths, limit=scale.context // 4)
     answer = Lengths(ANSWER_TOKENS / scale.lengths, limit=scale.context // 4)
     for number in itertools.count():
-        rng = random.Random(f"{seed}-{number}")
+        rng, said = random.Random(f"{seed}-{number}"), random.Random(f"{seed}-{number}-{words}")
         turns: list[Turn] = []
         length = 0
         count = math.ceil(rng.lognormvariate(TURNS_MU, TURNS_SIGMA))
@@ -91,5 +95,6 @@ def conversations(scale: Scale, vocabulary: int, seed: int) -> Iterator[list[Tur
             if length > scale.context:
                 break
             think_s = rng.expovariate(scale.pauses / scale.think_s) if turn else 0.0
-            turns.append(Turn(think_s, rng.choices(range(ORDINARY, vocabulary), k=asked), wanted))
+            tokens = said.choices(range(ORDINARY, vocabulary), k=asked)
+            turns.append(Turn(think_s, tokens, wanted))
         yield turns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from bench.document import BenchOptions
 from bench.mesh.probe import MeshError
 from bench.partial import PartialResults
+from bench.peak import Peak, still_blocks
 from bench.rivals.sweep import Swept
 from bench.workloads.conversations import Scale, conversations, under_way
 from bench.workloads.turns import AskedTurn, Point, System, TurnLoad, point
@@ -21,6 +23,7 @@ STEP = 1.5  # from a rate to the next
 MOST = 9  # rates of one curve
 NEAR = 0.5  # of a step, between the rates next to the limit that is judged
 FAR = 4.0  # times the greatest limit: the next rate is two steps lower
+TRIES = 2  # of a rate during which the machine's speed moves
 WARM = 0.4  # of a run: what was under way before is computed in it, by every system
 
 
@@ -32,6 +35,13 @@ class Kept(msgspec.Struct):
     tiers: dict[str, dict[str, int]] = {}
     absent: dict[str, str] = {}
     swept: dict[str, list[Swept]] = {}
+
+
+class Said(NamedTuple):
+    """Which conversations are held, and which words they say."""
+
+    repeat: int
+    words: int
 
 
 class Limits(NamedTuple):
@@ -77,6 +87,7 @@ class TurnRuns:
         self._options, self._seconds = options, seconds
         self._partial = PartialResults(options, Kept)
         self.kept = self._partial.kept
+        self._peak, self._runs = Peak(), 0
 
     @property
     def left(self) -> int:
@@ -96,16 +107,15 @@ class TurnRuns:
     ) -> Point:
         """Measure one rate at a fresh server, for so long."""
         async with start() as system:
-            asked = await self._ask(system, rate, scale, seconds, 0)
+            asked = await self._ask(system, rate, scale, seconds, Said(0, 0))
         return point(asked, rate, WARM * seconds, seconds)
 
     async def _ask(
-        self, system: System, rate: float, scale: Scale, seconds: float, number: int
+        self, system: System, rate: float, scale: Scale, seconds: float, said: Said
     ) -> list[AskedTurn]:
-        """Ask conversations at a rate; those of another number are others: what one rate said no other may find."""
-        seed = 1000 * self._options.seed + number
-        some = conversations(scale, system.vocabulary, seed)
-        begun = under_way(scale, system.vocabulary, seed, rate)
+        seed = 1000 * self._options.seed + said.repeat
+        some = conversations(scale, system.vocabulary, seed, said.words)
+        begun = under_way(scale, system.vocabulary, seed, rate, said.words)
         return await TurnLoad(system, some, seed, begun).run(rate, seconds)
 
     async def measure(
@@ -119,8 +129,8 @@ class TurnRuns:
         """Begin conversations at rate after rate, each for `part` of the time."""
         async with self._measured(key, start) as system:
             if system is not None:
-                for number, rate in enumerate(rates):
-                    await self._rate(key, system, rate, scale, part, number)
+                for rate in rates:
+                    await self._rate(key, system, rate, scale, part, 0)
 
     async def curve(
         self,
@@ -135,14 +145,13 @@ class TurnRuns:
     ) -> None:
         """Begin conversations at the rates, from `first` on, that the curve up to the greatest limit needs.
 
-        Every repeat and rate has conversations of its own, the same for every system.
+        Every repeat has conversations of its own, the same for every system and rate but for their words.
         """
         async with self._measured(key, start) as system:
             found: dict[float, float] = {}
             while system is not None and (step := next_step(found, limits, most)) is not None:
-                number = 100 * repeat + 50 + int(step / NEAR)
-                measured = await self._rate(key, system, first * STEP**step, scale, 1.0, number)
-                found[step] = measured.normalized_s
+                rate = first * STEP**step
+                found[step] = await self._rate(key, system, rate, scale, 1.0, repeat)
 
     @contextlib.asynccontextmanager
     async def _measured(
@@ -166,12 +175,21 @@ class TurnRuns:
         self.save()
 
     async def _rate(
-        self, key: str, system: System, rate: float, scale: Scale, part: float, number: int
-    ) -> Point:
-        """Measure one rate at a running server; write down every turn asked, and the point."""
+        self, key: str, system: System, rate: float, scale: Scale, part: float, repeat: int
+    ) -> float:
+        """Measure one rate at a running server, again if the machine's speed moved; return its latency in seconds.
+
+        Every turn asked is written down, and the point. What one run said no other finds in the server's cache.
+        """
         seconds = part * self._seconds
-        asked = await self._ask(system, rate, scale, seconds, number)
-        measured = point(asked, rate, WARM * seconds, seconds)
+        for _ in range(TRIES):
+            self._runs += 1
+            before = self._peak.now()
+            asked = await self._ask(system, rate, scale, seconds, Said(repeat, self._runs))
+            still = all(still_blocks([before, self._peak.now()]))
+            if still:
+                break
+        measured = replace(point(asked, rate, WARM * seconds, seconds), still=still)
         self.kept.points.setdefault(key, []).append(measured)
         self.kept.asked[f"{key}, {rate:.3g}/s"] = asked
-        return measured
+        return measured.normalized_s

@@ -191,7 +191,10 @@ def _text(data: bytes, asked: AskedTurn) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One rate, as measured after the warm-up: what was answered a second, and the 90th percentile of latency."""
+    """One rate, as measured after the warm-up: what was answered a second, and the 90th percentile of latency.
+
+    `still` unless the machine's speed moved meanwhile.
+    """
 
     rate: float
     turns_per_s: float
@@ -200,6 +203,7 @@ class Point:
     first_s: float
     count: int
     failed: int
+    still: bool = True
 
 
 def point(asked: Sequence[AskedTurn], rate: float, warm_s: float, end_s: float) -> Point:

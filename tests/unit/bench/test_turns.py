@@ -17,6 +17,7 @@ from bench.workloads.conversations import (
     PAST_ANSWER_S,
     PROMPT_TOKENS,
     Scale,
+    Turn,
     conversations,
     under_way,
 )
@@ -141,3 +142,26 @@ def test_throughput_at_the_limit_is_interpolated() -> None:
     assert at_limit(points, 0.5) == (8, 80, False)
     assert at_limit(points, 0.05) == (0, 0, True)
     assert at_limit([_point(1, 0.1), _point(2, math.inf)], 0.3) == (2, 20, True)
+
+
+@given(seed=st.integers(0, 50))
+def test_other_words_are_said_by_the_same_conversations(seed: int) -> None:
+    """Lengths and pauses are those of the seed, whatever words are said, and no conversation says the same."""
+    scale = Scale(4, 20, 4096)
+
+    def shape(turns: list[Turn]) -> list[tuple[float, int, int]]:
+        return [(turn.think_s, len(turn.tokens), turn.wanted) for turn in turns]
+
+    first, other = (
+        list(itertools.islice(conversations(scale, 5000, seed, words), 10)) for words in (1, 2)
+    )
+    assert [shape(turns) for turns in first] == [shape(turns) for turns in other]
+    long = [turn.tokens for turns in first for turn in turns if len(turn.tokens) > 2]
+    assert not any(turn.tokens in long for turns in other for turn in turns)
+
+
+def test_more_conversations_are_under_way_at_a_higher_rate() -> None:
+    """The same ones begin at every rate, closer together: what a rate adds is added to all systems alike."""
+    counts = [len(under_way(Scale(4, 20, 4096), 100, 3, rate)) for rate in (0.5, 1.0, 2.0, 4.0)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
