@@ -133,7 +133,7 @@ async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOpti
     async def rate(setting: Setting) -> float:
         return 1 / await latency_s(setting)
 
-    if name not in kept and llama_server.there(options):
+    if name not in kept and runs.in_time and llama_server.there(options):
         tried: dict[float, float] = {}
         limits, most = Limits(*(3 * [most_s])), options.pick(MOST, 2)
         while (step := next_step(tried, limits, most)) is not None:

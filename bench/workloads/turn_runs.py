@@ -94,6 +94,11 @@ class TurnRuns:
         """Return how many things there was no time for."""
         return self._partial.left
 
+    @property
+    def in_time(self) -> bool:
+        """Return whether there is time to begin something."""
+        return self._partial.begins(0)
+
     def known(self, key: str) -> bool:
         """Return whether something was measured, or was found not to be there."""
         return key in self.kept.points or key in self.kept.absent
