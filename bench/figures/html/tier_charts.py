@@ -32,8 +32,10 @@ def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
             if key.startswith(first):
                 name = key.partition(first)[2].lstrip(":, ").partition(" #")[0]  # of every repeat
                 turns, latencies = series.setdefault(name, ([], []))
-                turns += [point["turns_per_s"] for point in points]
-                latencies += [1e3 * point["normalized_s"] for point in points]
+                # JSON holds null for an infinite latency, which has no place in a plot.
+                shown = [point for point in points if point["normalized_s"] is not None]
+                turns += [point["turns_per_s"] for point in shown]
+                latencies += [1e3 * point["normalized_s"] for point in shown]
         marks = [Mark("limit", limit_ms)] if limit_ms else []
         if series:
             repeated = any(" #2" in key for key in samples["points"] if key.startswith(first))
