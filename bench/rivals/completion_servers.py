@@ -187,9 +187,9 @@ async def serve(
         finally:
             if process.returncode is None:
                 process.terminate()
-            # llama.cpp's server waits for ever where many streams were cut off
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(process.wait(), STOP_S)
-            if process.returncode is None:
+            except TimeoutError:
+                # llama.cpp's server waits for ever where many streams were cut off.
                 process.kill()
                 await process.wait()

@@ -27,7 +27,6 @@ from bench.workloads.turn_runs import (
     TRIES,
     WARM,
     Kept,
-    Limits,
     Server,
     TurnRuns,
     last_within,
@@ -63,11 +62,6 @@ class AskedModel(NamedTuple):
     limits_s: tuple[float, ...]
     limit_s: float
 
-    @property
-    def limits(self) -> Limits:
-        """Return what a curve's rates are chosen by."""
-        return Limits(min(self.limits_s), self.limit_s, max(self.limits_s))
-
 
 MODELS = {
     "S": AskedModel(4.0, (0.01, 0.02, 0.03, 0.06), 0.03),
@@ -100,17 +94,23 @@ async def _repeat(runs: TurnRuns, name: str, repeat: int, options: BenchOptions)
         if runs.known(_key(name, system, repeat)):
             continue
         starts = systems(found, options, await _setting(runs, name, found, options))
-        before = runs.kept.points.get(_key(name, system, 0), [])
-        kept = [each.rate for each in before if each.normalized_s <= model.limit_s]
+        kept = _kept_rate(runs, name, system, model.limit_s)
         await runs.curve(
             _key(name, system, repeat),
             starts[system],
-            max(kept, default=model.rate),
+            kept or model.rate,
             SCALE,
-            limits=Limits(*(3 * [model.limit_s])) if kept else model.limits,
+            limits_s=[model.limit_s] if kept else model.limits_s,
+            judged_s=model.limit_s,
             repeat=repeat,
             most=options.pick(MOST, 2),
         )
+
+
+def _kept_rate(runs: TurnRuns, name: str, system: str, limit_s: float) -> float | None:
+    """Return the highest rate of the first repeat at which a system kept a limit; None if there was none."""
+    points = runs.kept.points.get(_key(name, system, 0), [])
+    return max((each.rate for each in points if each.normalized_s <= limit_s), default=None)
 
 
 def _key(name: str, system: str, repeat: int) -> str:
@@ -135,8 +135,8 @@ async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOpti
 
     if name not in kept and runs.in_time and llama_server.there(options):
         tried: dict[float, float] = {}
-        limits, most = Limits(*(3 * [most_s])), options.pick(MOST, 2)
-        while (step := next_step(tried, limits, most)) is not None:
+        most = options.pick(MOST, 2)
+        while (step := next_step(tried, [most_s], most_s, most)) is not None:
             at = step
             tried[step] = await latency_s(KEEPING)
         at = last_within(tried, most_s)
@@ -149,9 +149,8 @@ async def _setting(runs: TurnRuns, name: str, found: Weights, options: BenchOpti
 async def _shapes(runs: TurnRuns, options: BenchOptions) -> None:
     """Measure what the paper's figures 3.14 to 3.16 show, at the last rate the stateless server keeps, and above."""
     name = "S" if options.quick else "M"
-    stateless = runs.kept.points.get(_key(name, STATELESS, 0), [])
-    kept = [each.rate for each in stateless if each.normalized_s <= max(MODELS[name].limits_s)]
-    rate = max(kept, default=MODELS[name].rate)
+    model = MODELS[name]
+    rate = _kept_rate(runs, name, STATELESS, max(model.limits_s)) or model.rate
     rates = [rate, rate * STEP]
     small = systems(_weights(name, SMALL_HOST, options), options, KEEPING)
     found = systems(_weights(name, HOST_TIMES, options), options, KEEPING)
@@ -226,10 +225,10 @@ def describe(kept: Kept, options: BenchOptions, left: int = 0) -> Body:
     found = [[key, *_shares(counts)] for key, counts in kept.tiers.items() if any(counts.values())]
     body.table("Pages asked for, by where they were found (%)", ["what", *TIERS], found)
     body.notes += _notes(options)
-    judged = [each for key in kept.points for each in kept.points[key]]
-    moved = sum(not each.still for each in judged)
+    rates = [each for some in kept.points.values() for each in some]
+    moved = sum(not each.still for each in rates)
     body.notes.append(
-        f"The machine's speed moved during {moved} of {len(judged)} rates, each of them measured {TRIES} times."
+        f"The machine's speed moved during {moved} of {len(rates)} rates, each of them measured {TRIES} times."
     )
     body.notes.append(f"Load average at the end: {os.getloadavg()[1]:.1f}.")
     body.notes += [f"{key} was not measured: {why}" for key, why in kept.absent.items()]

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 
@@ -37,22 +36,9 @@ class Kept(msgspec.Struct):
     swept: dict[str, list[Swept]] = {}
 
 
-class Said(NamedTuple):
-    """Which conversations are held, and which words they say."""
-
-    repeat: int
-    words: int
-
-
-class Limits(NamedTuple):
-    """Limits of a latency in seconds: the least and the greatest of a curve, and the one that is judged."""
-
-    least_s: float
-    judged_s: float
-    greatest_s: float
-
-
-def next_step(latencies_s: Mapping[float, float], limits: Limits, most: int = MOST) -> float | None:
+def next_step(
+    latencies_s: Mapping[float, float], limits_s: Sequence[float], judged_s: float, most: int
+) -> float | None:
     """Return the rate that a curve needs next, as steps from its first; None if it needs no other.
 
     A curve goes up until a rate's latency passes the greatest limit and down until one keeps the least; then the rates
@@ -63,11 +49,11 @@ def next_step(latencies_s: Mapping[float, float], limits: Limits, most: int = MO
     steps = sorted(latencies_s)
     if len(steps) >= most:
         return None
-    if latencies_s[steps[-1]] <= limits.greatest_s:
+    if latencies_s[steps[-1]] <= max(limits_s):
         return steps[-1] + 1
-    if (latency_s := latencies_s[steps[0]]) > limits.least_s:
-        return steps[0] - (2 if latency_s > FAR * limits.greatest_s else 1)
-    above = next(at for at, step in enumerate(steps) if latencies_s[step] > limits.judged_s)
+    if (latency_s := latencies_s[steps[0]]) > min(limits_s):
+        return steps[0] - (2 if latency_s > FAR * max(limits_s) else 1)
+    above = next(at for at, step in enumerate(steps) if latencies_s[step] > judged_s)
     if above == 0 or steps[above] - steps[above - 1] <= NEAR:
         return None
     return (steps[above] + steps[above - 1]) / 2
@@ -112,15 +98,21 @@ class TurnRuns:
     ) -> Point:
         """Measure one rate at a fresh server, for so long."""
         async with start() as system:
-            asked = await self._ask(system, rate, scale, seconds, Said(0, 0))
+            asked = await self._ask(system, rate, scale, seconds)
         return point(asked, rate, WARM * seconds, seconds)
 
     async def _ask(
-        self, system: System, rate: float, scale: Scale, seconds: float, said: Said
+        self,
+        system: System,
+        rate: float,
+        scale: Scale,
+        seconds: float,
+        repeat: int = 0,
+        words: int = 0,
     ) -> list[AskedTurn]:
-        seed = 1000 * self._options.seed + said.repeat
-        some = conversations(scale, system.vocabulary, seed, said.words)
-        begun = under_way(scale, system.vocabulary, seed, rate, said.words)
+        seed = 1000 * self._options.seed + repeat
+        some = conversations(scale, system.vocabulary, seed, words)
+        begun = under_way(scale, system.vocabulary, seed, rate, words)
         return await TurnLoad(system, some, seed, begun).run(rate, seconds)
 
     async def measure(
@@ -144,9 +136,10 @@ class TurnRuns:
         first: float,
         scale: Scale,
         *,
-        limits: Limits,
+        limits_s: Sequence[float],
+        judged_s: float,
         repeat: int,
-        most: int = MOST,
+        most: int,
     ) -> None:
         """Begin conversations at the rates, from `first` on, that the curve up to the greatest limit needs.
 
@@ -154,7 +147,10 @@ class TurnRuns:
         """
         async with self._measured(key, start) as system:
             found: dict[float, float] = {}
-            while system is not None and (step := next_step(found, limits, most)) is not None:
+            while (
+                system is not None
+                and (step := next_step(found, limits_s, judged_s, most)) is not None
+            ):
                 rate = first * STEP**step
                 found[step] = await self._rate(key, system, rate, scale, 1.0, repeat)
 
@@ -190,7 +186,7 @@ class TurnRuns:
         for _ in range(TRIES):
             self._runs += 1
             before = self._peak.now()
-            asked = await self._ask(system, rate, scale, seconds, Said(repeat, self._runs))
+            asked = await self._ask(system, rate, scale, seconds, repeat, self._runs)
             still = all(still_blocks([before, self._peak.now()]))
             if still:
                 break

@@ -7,15 +7,15 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.workloads.turn_runs import MOST, NEAR, STEP, Limits, last_within, next_step
+from bench.workloads.turn_runs import MOST, NEAR, STEP, last_within, next_step
 
-LIMITS = Limits(0.01, 0.03, 0.06)
+LIMITS_S, JUDGED_S = (0.01, 0.02, 0.03, 0.06), 0.03
 
 
 def _curve(capacity: float, most: int = MOST) -> dict[float, float]:
     """Return the latencies of the rates chosen, at a server that is full at `capacity` times the first rate."""
     found: dict[float, float] = {}
-    while (step := next_step(found, LIMITS, most)) is not None:
+    while (step := next_step(found, LIMITS_S, JUDGED_S, most)) is not None:
         assert step not in found
         load = STEP**step / capacity
         found[step] = 0.005 / (1 - load) if load < 1 else math.inf
@@ -27,11 +27,11 @@ def test_rates_lie_around_the_limits(capacity: float) -> None:
     """One keeps the least limit, one passes the greatest, and those next to the judged limit lie half a step apart."""
     found = _curve(capacity)
     steps = sorted(found)
-    within = last_within(found, LIMITS.judged_s)
+    within = last_within(found, JUDGED_S)
 
     assert len(found) <= MOST
-    assert found[steps[0]] <= LIMITS.least_s
-    assert found[steps[-1]] > LIMITS.greatest_s
+    assert found[steps[0]] <= min(LIMITS_S)
+    assert found[steps[-1]] > max(LIMITS_S)
     assert steps[steps.index(within) + 1] - within <= NEAR
 
 
@@ -43,10 +43,10 @@ def test_no_curve_has_more_rates_than_it_may(capacity: float, most: int) -> None
 
 def test_a_server_far_behind_is_not_asked_at_every_rate() -> None:
     """Where a rate is far above the greatest limit, the next one is two steps lower."""
-    assert next_step({0.0: 1.0}, LIMITS) == -2
-    assert next_step({0.0: 0.07}, LIMITS) == -1
-    assert next_step({}, LIMITS) == 0
-    assert next_step({0.0: 0.001}, LIMITS) == 1
+    assert next_step({0.0: 1.0}, LIMITS_S, JUDGED_S, MOST) == -2
+    assert next_step({0.0: 0.07}, LIMITS_S, JUDGED_S, MOST) == -1
+    assert next_step({}, LIMITS_S, JUDGED_S, MOST) == 0
+    assert next_step({0.0: 0.001}, LIMITS_S, JUDGED_S, MOST) == 1
 
 
 def test_the_last_rate_within_a_limit_has_none_above_it_before() -> None:
