@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,7 +17,9 @@ from ._transport import CANCEL_TASK
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
+T = TypeVar("T")
 STOP_S = 10.0
+WAIT_S = 0.5
 
 
 class _LoopThread:
@@ -88,31 +91,48 @@ class Portal:
         except RuntimeError:
             work.close()
             raise
-        begun: list[asyncio.Task[Any]] = []
+        begun: list[asyncio.Task[R]] = []
+        # A queue in C: an interrupt in a future's or a condition's Python code can leave their locks held.
+        ended: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
 
-        async def noted() -> R:
-            task = asyncio.current_task()
-            assert task is not None
-            begun.append(task)
-            return await work
+        def begin() -> None:
+            begun.append(loop.create_task(work))
+            begun[0].add_done_callback(end)
 
-        async def cancel() -> None:
-            for task in begun:
-                task.cancel()
+        def end(task: asyncio.Task[R]) -> None:
+            if not task.cancelled():
+                task.exception()  # read here, since an interrupted caller reads it no more
+            ended.put(task)
+
+        def cancel() -> None:
+            if begun:
+                begun[0].cancel()
+            else:
+                work.close()
 
         try:
-            return asyncio.run_coroutine_threadsafe(noted(), loop).result()
-        except concurrent.futures.CancelledError:
+            loop.call_soon_threadsafe(begin)
+            return _first(ended).result()
+        except asyncio.CancelledError:
             raise errors.APIConnectionError("the client was closed during the call") from None
         except BaseException:
             # Raised in this thread by an interrupt or a signal's handler, maybe before the work has begun.
-            if not any(task.done() for task in begun):
-                asyncio.run_coroutine_threadsafe(cancel(), loop)
+            if not (begun and begun[0].done()):
+                loop.call_soon_threadsafe(cancel)
             raise
 
     def close(self) -> None:
         """Run `last`, then end the loop and its thread; idempotent."""
         self._finalizer()
+
+
+def _first(ended: queue.SimpleQueue[T]) -> T:
+    """Wait for a queue's first item. A signal that comes just before a wait begins is handled at that wait's end."""
+    while True:
+        try:
+            return ended.get(timeout=WAIT_S)
+        except queue.Empty:
+            pass
 
 
 async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:

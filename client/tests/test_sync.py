@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 import spillway_client as sw
+from spillway_client import _portal
 from spillway_client._portal import Portal, iterated
 
 from .generator import Generator, Piece, serving
@@ -193,16 +194,18 @@ def _too_late(*_: object) -> None:
     raise TimeoutError
 
 
+@pytest.mark.parametrize("wakes", [True, False])
 @pytest.mark.parametrize(
     ("handler", "error"),
     [(signal.default_int_handler, KeyboardInterrupt), (_too_late, TimeoutError)],
 )
 def test_an_interrupted_stream_ends_before_it_is_closed(
-    handler: Callable[..., None], error: type[BaseException]
+    handler: Callable[..., None], error: type[BaseException], wakes: bool
 ) -> None:
     """A signal while a stream waits for its next piece raises its handler's error, however long the stream takes.
 
-    Ctrl-C is such a signal; a program's own limit of time is another.
+    Ctrl-C is such a signal; a program's own limit of time is another. A signal that comes just before the wait does
+    not wake it, as one that the kernel hands to another thread.
     """
     before = signal.signal(signal.SIGINT, handler)
     ended: list[bool] = []
@@ -217,11 +220,12 @@ def test_an_interrupted_stream_ends_before_it_is_closed(
         try:
             yield 1
             # A TimeoutError is an OSError, which asyncio passes over while it hands this step to the loop's thread.
-            waiting = threading.Condition.wait.__code__
+            waiting = _portal._first.__code__
             while sys._current_frames()[main].f_code is not waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main if wakes else threading.get_ident(), signal.SIGINT)
             await asyncio.sleep(30)
+            ended.append(False)
         finally:
             await asyncio.sleep(0.2)
             ended.append(True)
