@@ -87,7 +87,7 @@ def test_generated_requests_get_documented_answers(
     body = b'{"name": "docs"}'
     urllib.request.urlopen(f"{mesh.url}/v1/collections", data=body, timeout=30).close()
     # Each field's values at and past its bounds, by thousands, are for the soak, as are many examples.
-    phases, examples = ("coverage,fuzzing", "400") if PROFILE == "soak" else ("fuzzing", "5")
+    phases, examples = ("coverage,fuzzing", "400") if PROFILE == "soak" else ("fuzzing", "3")
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(DOCUMENT), "--url", mesh.url]
     command += ["--max-examples", examples, "--phases", f"examples,{phases}"]
     command += ["--checks", CHECKS, "--request-timeout", "30", "--seed", str(SEED), "--no-color"]
