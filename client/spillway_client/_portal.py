@@ -19,7 +19,7 @@ R = TypeVar("R")
 A = TypeVar("A")
 T = TypeVar("T")
 STOP_S = 10.0
-WAIT_S = 0.5
+WAIT_S = 0.5  # the longest until a waiting call sees an interrupt
 
 
 class _LoopThread:
@@ -93,7 +93,7 @@ class Portal:
             raise
         begun: list[asyncio.Task[R]] = []
         # A queue in C: an interrupt in a future's or a condition's Python code can leave their locks held.
-        ended: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
 
         def begin() -> None:
             begun.append(loop.create_task(work))
@@ -102,7 +102,7 @@ class Portal:
         def end(task: asyncio.Task[R]) -> None:
             if not task.cancelled():
                 task.exception()  # read here, since an interrupted caller reads it no more
-            ended.put(task)
+            done.put(task)
 
         def cancel() -> None:
             if begun:
@@ -112,7 +112,7 @@ class Portal:
 
         try:
             loop.call_soon_threadsafe(begin)
-            return _first(ended).result()
+            return _first(done).result()
         except asyncio.CancelledError:
             raise errors.APIConnectionError("the client was closed during the call") from None
         except BaseException:
@@ -126,11 +126,11 @@ class Portal:
         self._finalizer()
 
 
-def _first(ended: queue.SimpleQueue[T]) -> T:
+def _first(items: queue.SimpleQueue[T]) -> T:
     """Wait for a queue's first item. A signal that comes just before a wait begins is handled at that wait's end."""
     while True:
         try:
-            return ended.get(timeout=WAIT_S)
+            return items.get(timeout=WAIT_S)
         except queue.Empty:
             pass
 
