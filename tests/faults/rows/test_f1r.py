@@ -22,7 +22,9 @@ async def test_no_retrieval_differs(tmp_path: Path, seed: int) -> None:
     """Whoever dies between, during or after retrievals: text, citations and passages are the undisturbed run's."""
     print(f"seed {seed}")
     kills = 20 if SOAK else 1
-    plan = f1.Plan(PIPELINED, kills, seed, simulated=not SOAK, clients_a_kind=CLIENTS)
+    plan = f1.Plan(
+        PIPELINED, kills, seed, overlap=not SOAK, simulated=not SOAK, clients_a_kind=CLIENTS
+    )
     result = await f1.run(plan, tmp_path)
 
     assert result.wrong == []
