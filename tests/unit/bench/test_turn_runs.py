@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.workloads.turn_runs import MOST, NEAR, STEP, last_within, next_step
+from bench.document import BenchOptions
+from bench.workloads.turn_runs import MOST, NEAR, STEP, TurnRuns, last_within, next_step
 
 LIMITS_S, JUDGED_S = (0.01, 0.02, 0.03, 0.06), 0.03
 
@@ -53,3 +55,17 @@ def test_the_last_rate_within_a_limit_has_none_above_it_before() -> None:
     """A rate above the limit ends what is within; where all are above, the lowest rate is taken."""
     assert last_within({0: 0.01, 1: 0.02, 2: 0.5, 3: 0.02}, 0.03) == 1
     assert last_within({-2: 0.5, -1: 0.7}, 0.03) == -2
+
+
+@pytest.mark.parametrize(
+    ("only", "wanted"), [("", {"S: b #1", "M: a #1"}), ("S:", {"S: b #1"}), (": a", {"M: a #1"})]
+)
+def test_what_is_named_and_not_yet_known_is_measured(only: str, wanted: set[str]) -> None:
+    """What the options name is measured once, whether it was found or not."""
+    runs = TurnRuns(BenchOptions(only=only), 1.0)
+    runs.kept.points["S: a #1"] = []
+    runs.kept.absent["M: b #1"] = "no server"
+
+    assert {
+        key for key in ("S: a #1", "S: b #1", "M: a #1", "M: b #1") if runs.wants(key)
+    } == wanted
