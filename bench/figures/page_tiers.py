@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from bench.figures.figure import Figure, Found
-from bench.suites.p1 import LEVELS, PAIRS, RATIOS, judged
 from bench.suites.p5 import JUDGED, MOONCAKE, way
+from bench.workloads.turn_systems import LEVELS, PAIRS, RATIOS, judged
 
 
 def _warm(found: Found, name: str, tier: str) -> str:

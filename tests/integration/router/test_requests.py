@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -111,21 +114,36 @@ async def test_two_at_once_under_one_key_are_one_request(http: aiohttp.ClientSes
     assert first == second
 
 
+@contextmanager
+def _halted(mesh: Mesh) -> Iterator[None]:
+    """Stop the encoder, so that no request ends before the test has acted on it."""
+    assert mesh.worker.process is not None
+    mesh.worker.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        mesh.worker.process.send_signal(signal.SIGCONT)
+
+
 async def _left(http: aiohttp.ClientSession, mesh: Mesh, key: str, **headers: str) -> str:
     """Send a request, leave as soon as it runs, and return its id."""
     before = set(await _running(mesh))
     body = {"input": [f"{key} text {index}" for index in range(2000)]}
     asking = asyncio.create_task(_post(http, body, **headers))
-    async with asyncio.timeout(60):
-        while not (running := set(await _running(mesh)) - before):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    name = await _begun(mesh, before)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    return running.pop()
+    return name
 
 
-async def _begun(mesh: Mesh, before: set[str]) -> set[str]:
-    return set(await _running(mesh)) - before
+async def _begun(mesh: Mesh, before: set[str]) -> str:
+    """Return the id of the one request that has begun since then."""
+
+    async def begun() -> set[str]:
+        return set(await _running(mesh)) - before
+
+    (name,) = await until(begun, "the request has begun")
+    return name
 
 
 async def _unready(session: aiohttp.ClientSession) -> bool:
@@ -155,10 +173,12 @@ async def test_a_disconnect_cancels_an_attached_request(
     http: aiohttp.ClientSession, mesh: Mesh
 ) -> None:
     """A client that leaves cancels its request, unless it said that it comes back."""
-    attached = await _left(http, mesh, "attached")
-    resumable = await _left(http, mesh, "resumable", **{"Spillway-Resume": "60"})
+    with _halted(mesh):
+        attached = await _left(http, mesh, "attached")
+        resumable = await _left(http, mesh, "resumable", **{"Spillway-Resume": "60"})
+        ended = await _await_state(http, attached, {"cancelled", "result", "error"})
 
-    assert await _await_state(http, attached, {"cancelled", "result", "error"}) == "cancelled"
+    assert ended == "cancelled"
     assert await _await_state(http, resumable, {"cancelled", "result", "error"}) == "result"
 
 
@@ -181,16 +201,16 @@ async def test_a_dead_routers_embedding_ends_with_its_grace(mesh: Mesh, bus: Bus
 async def test_cancel_ends_a_request(http: aiohttp.ClientSession, mesh: Mesh) -> None:
     """Cancel reaches a request of many jobs wherever it runs, and its waiting client gets 499."""
     body = {"input": [f"cancelled text {index}" for index in range(2000)]}
-    waiting = asyncio.create_task(_post(http, body))
-    async with asyncio.timeout(60):
-        while not (running := await _running(mesh)):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    async with http.post(f"/v1/requests/{running[0]}/cancel") as response:
-        assert (await response.json())["cancelled"]
-    status, error = await waiting
+    with _halted(mesh):
+        before = set(await _running(mesh))
+        waiting = asyncio.create_task(_post(http, body))
+        name = await _begun(mesh, before)
+        async with http.post(f"/v1/requests/{name}/cancel") as response:
+            assert (await response.json())["cancelled"]
+        status, error = await waiting
 
     assert (status, error["error"]["code"]) == (499, "cancelled")
-    async with http.delete(f"/v1/requests/{running[0]}") as response:
+    async with http.delete(f"/v1/requests/{name}") as response:
         assert not (await response.json())["cancelled"]
 
 
@@ -200,16 +220,14 @@ async def test_a_failed_request_may_be_tried_again_under_its_key(
     """What was cancelled or failed is not what a retry with the same key gets; its id is told with the error."""
     body = {"input": [f"tried again {index}" for index in range(2000)]}
     headers = {"Idempotency-Key": uuid.uuid4().hex}
-    before = set(await _running(mesh))
-    asking = asyncio.create_task(http.post("/v1/embeddings", json=body, headers=headers))
-    async with asyncio.timeout(60):
-        while not (running := set(await _running(mesh)) - before):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    (name,) = running
-    async with http.delete(f"/v1/requests/{name}") as response:
-        assert response.status == 200
-    async with await asking as response:
-        assert (response.status, response.headers["x-request-id"]) == (499, name)
+    with _halted(mesh):
+        before = set(await _running(mesh))
+        asking = asyncio.create_task(http.post("/v1/embeddings", json=body, headers=headers))
+        name = await _begun(mesh, before)
+        async with http.delete(f"/v1/requests/{name}") as response:
+            assert response.status == 200
+        async with await asking as response:
+            assert (response.status, response.headers["x-request-id"]) == (499, name)
     status, answer = await _post(http, body, **headers)
 
     assert (status, len(answer["data"])) == (200, 2000)
@@ -242,12 +260,12 @@ async def test_a_killed_router_loses_no_request(
     headers = {"Idempotency-Key": uuid.uuid4().hex, "Spillway-Timeout": "60"}
     path = f"/v1/collections/{name}/documents"
     async with aiohttp.ClientSession() as session:
-        sent = asyncio.create_task(_send(session, url + path, body, headers))
-        async with asyncio.timeout(60):
-            while not await _running(mesh):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        victim.kill()
-        assert await sent is None
+        with _halted(mesh):
+            before = set(await _running(mesh))
+            sent = asyncio.create_task(_send(session, url + path, body, headers))
+            await _begun(mesh, before)
+            victim.kill()
+            assert await sent is None
     async with http.post(path, json=body, headers=headers) as response:
         answer = await response.json()
 
@@ -275,14 +293,15 @@ async def test_a_stopping_router_finishes_what_it_began(mesh: Mesh) -> None:
     mesh.wait_ready(url)
     assert leaving.process is not None
     async with aiohttp.ClientSession(url) as session:
-        before = set(await _running(mesh))
-        running = asyncio.create_task(_post(session, MANY))
-        await until(lambda: _begun(mesh, before), "the request has begun")
-        leaving.process.terminate()
-        await until(lambda: _unready(session), "the router is unready")
-        async with session.post("/v1/embeddings", json={"input": "late"}) as response:
-            refused = response.status, (await response.json())["error"]["code"]
-            assert response.headers["Connection"] == "close"
+        with _halted(mesh):
+            before = set(await _running(mesh))
+            running = asyncio.create_task(_post(session, MANY))
+            await _begun(mesh, before)
+            leaving.process.terminate()
+            await until(lambda: _unready(session), "the router is unready")
+            async with session.post("/v1/embeddings", json={"input": "late"}) as response:
+                refused = response.status, (await response.json())["error"]["code"]
+                assert response.headers["Connection"] == "close"
         status, answer = await running
 
     assert refused == (503, "draining")

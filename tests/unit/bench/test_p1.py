@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.document import BenchOptions, Body
+from bench.rivals import llama_server
 from bench.rivals.llama_server import KEEPING, KEEPING_TRIED, keeping_flags, request
 from bench.rivals.sweep import Swept
 from bench.suites import p1
+from bench.workloads import turn_systems
 from bench.workloads.turn_runs import Kept
 from bench.workloads.turns import Point
 
@@ -24,11 +26,11 @@ def _kept(repeats: int) -> Kept:
     points = {}
     for repeat in range(repeats):
         for system, turns in (
-            (p1.STATEFUL, 4.0),
-            (p1.STATELESS, 1.6),
-            (p1.LLAMA, 4.0),
-            (p1.VLLM, 2.0),
-            (p1.UNDIVIDED, 5.0),
+            (turn_systems.STATEFUL, 4.0),
+            (turn_systems.STATELESS, 1.6),
+            (turn_systems.LLAMA, 4.0),
+            (turn_systems.VLLM, 2.0),
+            (turn_systems.UNDIVIDED, 5.0),
         ):
             points[f"S: {system} #{repeat + 1}"] = _points(turns + 0.01 * repeat, 0.005, 0.02, 0.04)
     return Kept(points=points)
@@ -39,15 +41,15 @@ def test_ratios_are_by_repeat() -> None:
     body, kept = Body(), _kept(4)
     p1._compare(kept, "S", body)
 
-    at = p1.at_limits(kept, "S", p1.STATEFUL, 0.03)
+    at = p1.at_limits(kept, "S", turn_systems.STATEFUL, 0.03)
     assert [each.turns for each in at.values()] == pytest.approx(
         [2.5 * (4.0 + 0.01 * n) for n in range(4)]
     )
     rows = {row[1]: row for row in body.tables[0]["rows"]}
-    assert rows[p1.STATELESS][4].startswith("2.48")
-    assert rows[p1.STATEFUL][4] == "1.000 [1.000, 1.000]"
-    assert rows[p1.UNDIVIDED][5] == "1.000 [1.000, 1.000]"
-    assert rows[p1.VLLM][5].startswith("2.48")
+    assert rows[turn_systems.STATELESS][4].startswith("2.48")
+    assert rows[turn_systems.STATEFUL][4] == "1.000 [1.000, 1.000]"
+    assert rows[turn_systems.UNDIVIDED][5] == "1.000 [1.000, 1.000]"
+    assert rows[turn_systems.VLLM][5].startswith("2.48")
     assert body.met == {
         "S: ours, all tiers, against ours, stateless": "goal",
         "S: ours, all tiers, against llama-server": "must",
@@ -63,7 +65,7 @@ def test_a_limit_that_was_not_reached_is_said() -> None:
     p1._compare(_kept(1), "S", body)
 
     curve = {row[1]: row[2:] for row in body.tables[1]["rows"]}
-    assert curve[p1.STATEFUL] == ["5.33", "8.00", "10.00", "> 12.00"]
+    assert curve[turn_systems.STATEFUL] == ["5.33", "8.00", "10.00", "> 12.00"]
     assert body.tables[1]["columns"][2:] == ["10 ms", "20 ms", "30 ms", "60 ms"]
 
 
@@ -72,7 +74,7 @@ def test_what_was_not_measured_has_no_row() -> None:
     body = Body()
     p1._compare(Kept(), "S", body)
     assert not body.tables
-    p1._compare(Kept(points={f"S: {p1.VLLM} #1": _points(1.0, 0.01)}), "S", body)
+    p1._compare(Kept(points={f"S: {turn_systems.VLLM} #1": _points(1.0, 0.01)}), "S", body)
     assert body.tables[0]["rows"][0][4] == "-"
     assert not body.met
 
@@ -82,7 +84,7 @@ def test_the_rivals_settings_stand_in_the_document() -> None:
     kept = _kept(1)
     kept.swept["S"] = [Swept(dict(KEEPING), 20.0), Swept({**KEEPING, "slots": 32}, 30.0)]
     body = p1.describe(kept, BenchOptions(quick=True))
-    rival = next(each for each in body.rivals if each.name == p1.LLAMA)
+    rival = next(each for each in body.rivals if each.name == llama_server.NAME)
     assert rival.measured
     assert len(rival.settings_tried) == 2
     assert "slots 32" in rival.best["S"]
