@@ -33,6 +33,11 @@ _MESH = (*_BUS, "common/worker", "services/router")
 _ENCODER = ("engine/encoder", "engine/models/encoders", "engine/kernels/encoder.cpp")
 _EMBED = (*_ENCODER, "engine/device.py", "services/adapters/encode", *_MESH)
 _DECODER = ("engine/decoder", "engine/models/decoders", "engine/kernels/decoder")
+# Steps of an executor by itself: nothing schedules sequences, and no page goes to another tier.
+_STEPS = (
+    "engine/decoder/executor", "engine/decoder/sampling", "engine/decoder/kv/passage_store.py",
+    "engine/models/decoders", "engine/kernels/decoder",
+)  # fmt: skip
 _CHAT = (*_DECODER, "engine/device.py", "services/adapters/generate", *_MESH)
 _PAGES = ("common/pages", "services/kv_store")
 _SEARCH = ("services/vector_search", "common/transport")
@@ -96,11 +101,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "F5": _ALL, "F5P": _TURNS,
     "C1": _TALK, "R1C": _TALK, "F1C": _TALK, "F1A": _ALL, "F1P": _TURNS, "F2C": _TALK, "F4C": _TALK,
     "Q1": (*_CHAT, *_SEARCH), "Q2": (*_CHAT, *_EMBED, *_SEARCH, "bench/ranker"),
-    "X1": _DECODER, "L1": _DECODER, "L2": _DECODER, "L3": _DECODER,
-    "L4": ("engine/kernels/decoder",), "L5": _DECODER, "L6": _DECODER, "K1": ("engine/kernels/decoder",),
+    "X1": _STEPS, "L1": _STEPS, "L2": _STEPS, "L3": _STEPS,
+    "L4": ("engine/kernels/decoder",), "L5": _STEPS, "L6": _STEPS, "K1": ("engine/kernels/decoder",),
     "N1": _DECODER, "N1S": ("engine/decoder/offload", *_NO_HOMES, *_COST),
     "N2": (*_DECODER, *_COST), "H1": _TALK, "H2": _ALL, "T1": _TALK, "P1": _TURNS, "P2": _TURNS, "P3": _TURNS,
-    "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv",), "X2": _DECODER, "W1": (*_COST, *_TEXTS),
+    "P4": (*_DECODER, *_PAGES), "P5": ("engine/decoder/kv/eviction",), "X2": _STEPS, "W1": (*_COST, *_TEXTS),
     "W2": (*_COST, *_TEXTS), "W3": (*_COST, *_TEXTS), "F6": ("services/router",),
     "F1R": (*_CHAT, *_EMBED, *_SEARCH),
     "G1": (*_CHAT, *_EMBED, *_SEARCH, "engine/models/retro"), "G1S": ("planner/pipelined_retrieval.py",),

@@ -34,6 +34,7 @@ from bench.workloads.turn_runs import (
 )
 from bench.workloads.turn_systems import (
     DEVICE,
+    DIVIDED,
     LEVELS,
     LLAMA,
     PAIRS,
@@ -41,13 +42,13 @@ from bench.workloads.turn_systems import (
     STATEFUL,
     STATELESS,
     SYSTEMS,
-    UNDIVIDED,
     VLLM,
     judged,
 )
 from bench.workloads.turns import AskedTurn, Point, at_limit
 from common.pages.store import NONE
 from loadgen import stats
+from services.adapters.generate.generator import HOST_PART
 
 FEWEST = 3  # repeats that decide
 REPEATS = 5  # each with conversations of its own, the same to every system
@@ -185,16 +186,23 @@ def _weights(name: str, host_times: int, options: BenchOptions) -> Weights:
 def systems(
     found: Weights, options: BenchOptions, setting: Setting
 ) -> dict[str, Callable[[], Server]]:
-    """Return how each system is started; llama.cpp's server with a setting."""
-    whole = replace(found, kv_tokens=found.kv_tokens * (1 + HOST_TIMES), host_bytes=0)
+    """Return how each system is started, all with the same memory; llama.cpp's server with a setting."""
+    whole = _undivided(found, 0.0)
     return {
-        STATEFUL: lambda: servers.ours(found, {}),
-        STATELESS: lambda: servers.ours(found, DEVICE_ONLY, forget=True),
+        STATEFUL: lambda: servers.ours(_undivided(found, HOST_PART), {}),
+        STATELESS: lambda: servers.ours(whole, DEVICE_ONLY, forget=True),
         LLAMA: lambda: _llama(found, setting, options),
-        DEVICE: lambda: servers.ours(found, DEVICE_ONLY),
+        DEVICE: lambda: servers.ours(whole, DEVICE_ONLY),
         VLLM: lambda: servers.vllm(whole, options),
-        UNDIVIDED: lambda: servers.ours(whole, DEVICE_ONLY),
+        DIVIDED: lambda: servers.ours(found, {}),
     }
+
+
+def _undivided(found: Weights, host: float) -> Weights:
+    """Return weights whose device has the memory of both, but for a host of such a part of the device."""
+    tokens = found.kv_tokens + found.host_bytes // found.token_bytes
+    device = int(tokens / (1 + host))
+    return replace(found, kv_tokens=device, host_bytes=(tokens - device) * found.token_bytes)
 
 
 def _llama(found: Weights, setting: Setting, options: BenchOptions) -> Server:
@@ -202,9 +210,8 @@ def _llama(found: Weights, setting: Setting, options: BenchOptions) -> Server:
 
     Or all of them as slots, where the setting says so.
     """
-    tokens = found.kv_tokens * (1 + HOST_TIMES if setting["memory"] == "slots" else 1)
-    cache = 0 if setting["memory"] == "slots" else found.host_bytes
-    return llama_server.keeping_server(found, setting, options, tokens, cache)
+    slots = _undivided(found, 0.0) if setting["memory"] == "slots" else found
+    return llama_server.keeping_server(found, setting, options, slots.kv_tokens, slots.host_bytes)
 
 
 def _with_policy(found: Weights, policy: str) -> Callable[[], Server]:
@@ -271,15 +278,16 @@ def _notes(options: BenchOptions) -> list[str]:
         f"most {SCALE.context}, pauses 1/{SCALE.pauses:g}. Every system is sent the whole history as tokens."
     )
     memory = (
-        f"Weights and KV cache in bf16; our device holds {DEVICE_TOKENS} tokens of it and the machine's memory "
-        f"{HOST_TIMES} times that. llama.cpp has the same memory in all, divided as the sweep found best between "
-        "slots and its cache of prompts; vLLM has all of it as blocks, and so has ours undivided, which keeps nothing "
-        "below the device. Stateless: all requests begin with other tokens."
+        f"Weights and KV cache in bf16; {DEVICE_TOKENS * (1 + HOST_TIMES)} tokens of it for every system. Ours keeps "
+        f"them as a worker on a CPU does, the host {HOST_PART:g} of the device; divided: as beside an accelerator, the "
+        f"host {HOST_TIMES} times the device; device only and stateless: all on the device, and nothing below. "
+        "llama.cpp: divided as the sweep found best between slots and its cache of prompts; vLLM: all as blocks. "
+        "Stateless: all requests begin with other tokens."
     )
     shapes = (
         f"Turns, think times and policies: M, {SHAPE * seconds:.0f} s a rate, the paper's figures 3.15, 3.16 and 3.14. "
-        f"Turns: conversations of at least {MORE_TURNS}. Think times and policies: the machine's memory holds only "
-        f"{SMALL_HOST} times the device; policies without Redis, so that what is evicted there is lost."
+        f"Turns: conversations of at least {MORE_TURNS}. Think times and policies: {DEVICE_TOKENS * (1 + SMALL_HOST)} "
+        "tokens; policies: half of them on the host, and without Redis, so that what is evicted there is lost."
     )
     simulated = (
         f"Simulated: our scheduler without a model on a virtual clock, {SIMULATED_S:g} s a rate, device only: prompts "

@@ -23,7 +23,7 @@ from engine.models.decoders.spec import DecoderSpec
 LAYOUT = 2  # version of the packed layout, in which pages leave the host (see `pack`); part of the fingerprint
 SEQUENCES = 64  # unless configured, a pool has room for at most this many sequences of full context
 HOST_TIMES = 4  # unless configured, the host has at most this many times the device's pages
-_SHARE_HOST, _SHARE_DEVICE = 0.25, 0.8
+SHARE_CPU, _SHARE_HOST, _SHARE_DEVICE = 0.4, 0.25, 0.8
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -290,8 +290,8 @@ def page_count(
 ) -> int:
     """Return how many pages each group gets from `kv_bytes` (0: a share of free memory); ConfigError if none.
 
-    The share is a quarter of a host's available memory, or 0.8 of a device's free memory, but never more than 64
-    sequences of full context need.
+    The share is 0.4 of the available memory where the device is a CPU, or 0.8 of a device's free memory, but never more
+    than 64 sequences of full context need.
     """
     each = sum(page_bytes(spec, len(layers), dtype) for _, layers in spec.groups)
     if kv_bytes:
@@ -304,7 +304,7 @@ def page_count(
     if device.type == "cuda":
         share = int(torch.cuda.mem_get_info(device)[0] * _SHARE_DEVICE)
     else:
-        share = int(available_memory() * _SHARE_HOST)
+        share = int(available_memory() * SHARE_CPU)
     if share < each:
         raise ConfigError(
             f"only {share} bytes are free for KV pages, and one of {PAGE} tokens takes {each}; "

@@ -13,8 +13,8 @@ class PagePool:
     """Pages 0 … total-1: each is free, used (with references) or cached (without references, but found by its id).
 
     Invariant: free + used + cached = total. When no page is free, a cached page is evicted: first pages that no row
-    will see, then pages with a copy in a lower tier (backed), then all others (bare); the last two in the policy's
-    order.
+    will see or that a lower tier has dropped (worthless), then pages with a copy in a lower tier (backed), then all
+    others (bare); the last two in the policy's order.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PagePool:
         self._free = list(range(total - 1, -1, -1))
         self._references: dict[int, int] = {}
         self._cached: set[int] = set()
-        self._unseen: OrderedDict[int, None] = OrderedDict()
+        self._worthless: OrderedDict[int, None] = OrderedDict()
         self._bare, self._backed = order(), order()
         self._below: dict[PageId, float] = {}  # seconds to fetch a backed page from the lower tier
         self._by_id: dict[PageId, int] = {}
@@ -43,8 +43,8 @@ class PagePool:
 
     @property
     def spare(self) -> int:
-        """The number of pages that can be allocated without loss: free, backed, or seen by no row."""
-        return len(self._free) + len(self._unseen) + len(self._backed)
+        """The number of pages that can be allocated without loss: free, worthless or backed."""
+        return len(self._free) + len(self._worthless) + len(self._backed)
 
     @property
     def used(self) -> int:
@@ -92,8 +92,8 @@ class PagePool:
 
     def free_up(self, count: int) -> None:
         """Evict cached pages until `count` pages are free, or no page is cached."""
-        while len(self._free) < count and self._unseen:
-            self.forget(self._ids[next(iter(self._unseen))])
+        while len(self._free) < count and self._worthless:
+            self.forget(self._ids[next(iter(self._worthless))])
         for order in (self._backed, self._bare):
             if len(self._free) < count and len(order):
                 for page_id in order.victims(count - len(self._free), self._now_s()):
@@ -128,11 +128,14 @@ class PagePool:
         self.gone(page_id)
 
     def back(self, page_id: PageId, seconds: float | None) -> None:
-        """Record that a lower tier has a copy of a page, fetched in `seconds`; None: it has no copy any more."""
+        """Record that a lower tier has a copy of a page, fetched in `seconds`; None: the lower tier has dropped it.
+
+        A cached page that was dropped is worth less than the pages kept below, so it is evicted before those.
+        """
         page = self._by_id.get(page_id)
         if page is None:
             return
-        cached = page in self._cached and page not in self._unseen
+        cached = page in self._cached and page not in self._worthless
         if cached:
             self._uncache(page)
         if seconds is None:
@@ -140,7 +143,7 @@ class PagePool:
         else:
             self._below[page_id] = seconds
         if cached:
-            self._cache(page)
+            self._cache(page, worthless=seconds is None)
 
     def release(self, page: int, *, unseen: bool = False) -> None:
         """Drop one reference; after the last a page with an id is cached (`unseen`: evicted first), else it is free."""
@@ -151,16 +154,15 @@ class PagePool:
         del self._references[page]
         if page not in self._ids:
             self._free.append(page)
-        elif unseen:
-            self._cached.add(page)
-            self._unseen[page] = None
         else:
-            self._cache(page)
+            self._cache(page, worthless=unseen)
 
-    def _cache(self, page: int) -> None:
+    def _cache(self, page: int, *, worthless: bool = False) -> None:
         page_id = self._ids[page]
         self._cached.add(page)
-        if page_id in self._below:
+        if worthless:
+            self._worthless[page] = None
+        elif page_id in self._below:
             self._backed.add(page_id, self._below[page_id])
         else:
             self._bare.add(page_id)
@@ -168,8 +170,8 @@ class PagePool:
     def _uncache(self, page: int) -> None:
         page_id = self._ids[page]
         self._cached.discard(page)
-        if page in self._unseen:
-            del self._unseen[page]
+        if page in self._worthless:
+            del self._worthless[page]
         elif page_id in self._below:
             self._backed.discard(page_id)
         else:
@@ -182,5 +184,5 @@ class PagePool:
         assert all(count > 0 for count in self._references.values())
         assert {page: name for name, page in self._by_id.items()} == self._ids
         assert set(self._cached) <= set(self._ids)
-        assert len(self._cached) == len(self._unseen) + len(self._backed) + len(self._bare)
+        assert len(self._cached) == len(self._worthless) + len(self._backed) + len(self._bare)
         assert set(self._below) <= set(self._by_id)

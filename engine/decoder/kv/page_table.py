@@ -419,8 +419,6 @@ class PageTable:
     def release(self, sequence: TokenSequence) -> None:
         """Release all pages of a sequence; full pages stay in the cache under their ids."""
         for group, held in enumerate(sequence.pages):
-            for page_id in sequence.ids:
-                self.tiers.used(group, page_id)
             for at, page in enumerate(held):
                 if page >= 0:
                     self.tiers.leave(sequence.tier(at), group, page)

@@ -56,12 +56,8 @@ class PageTiers:
         self.device = [self._pool(shape.pages) for _ in shape.windows]
         self.host = [self._pool(shape.host_pages) for _ in shape.windows]
         self.homes = HomePages({"device": self.device, "host": self.host})
-        # Pages that the host dropped while the device had them, by group. The host's other pages are worth more, so
-        # these are not saved again until a sequence uses them.
-        self._declined: list[set[PageId]] = [set() for _ in shape.windows]
-        for above, below, declined in zip(self.device, self.host, self._declined, strict=True):
-            above.gone = declined.discard
-            below.gone = self._gone(above, declined)
+        for above, below in zip(self.device, self.host, strict=True):
+            below.gone = self._gone(above)
 
     def _pool(self, pages: int) -> PagePool:
         def order() -> Policy:
@@ -69,11 +65,9 @@ class PageTiers:
 
         return PagePool(pages, order, lambda: self.now_s)
 
-    def _gone(self, above: PagePool, declined: set[PageId]) -> Callable[[PageId], None]:
+    def _gone(self, above: PagePool) -> Callable[[PageId], None]:
         def gone(page_id: PageId) -> None:
             above.back(page_id, None)
-            if above.find(page_id) is not None:
-                declined.add(page_id)
             self.origin.pop(page_id, None)
 
         return gone
@@ -82,10 +76,6 @@ class PageTiers:
         """True if the page is on the device or on the host."""
         pools = self.device[group], self.host[group]
         return any(pool.find(page_id) is not None for pool in pools)
-
-    def used(self, group: int, page_id: PageId) -> None:
-        """Record that a sequence used a page: it may then be saved again, even if the host had dropped it."""
-        self._declined[group].discard(page_id)
 
     def note(self, depths: Sequence[int], *, held: int, computed: int) -> None:
         """Count the pages that a sequence needs.
@@ -166,9 +156,7 @@ class PageTiers:
             short = math.ceil(SPARE * device.total) - device.spare
             if not host.total or short <= 0:
                 continue
-            declined = self._declined[group]
-            wanted = device.bare(min(most, short) + len(declined))
-            for page_id in [each for each in wanted if each not in declined][: min(most, short)]:
+            for page_id in device.bare(min(most, short)):
                 if not host.available:
                     break
                 page = device.find(page_id)

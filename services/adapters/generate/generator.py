@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from engine.decoder.executor.torch_executor import TorchExecutor
 
 _log = log.get("engine")
+# On a CPU, device and host are the same memory: the host's part only lies on the way to the tiers below.
+HOST_PART = 1 / 16
 
 
 class Generator:
@@ -182,7 +184,7 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         dtype=config.chat_dtype,
         threads=config.threads,
         kv_bytes=config.kv_bytes,
-        host_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
+        host_bytes=_host_bytes(config, attends=host is not None),
         exact=config.exact,
         form=config.page_form,
         host_threads=host.threads if host else 0,
@@ -192,3 +194,15 @@ def _loaded(config: WorkerConfig, host: Placement | None = None) -> TorchExecuto
         else None,
         passage_bytes=config.passage_kv_bytes,
     )
+
+
+def _host_bytes(config: WorkerConfig, *, attends: bool) -> int | None:
+    """Return the bytes of the host's pages; None leaves them to the executor, as where the host `attends`."""
+    from engine.kernels.page_memory import SHARE_CPU, available_memory  # noqa: PLC0415 - imports torch
+    from engine.torch_setup import place_of  # noqa: PLC0415 - imports torch
+
+    if config.host_kv_bytes != "auto":
+        return config.host_kv_bytes
+    if attends or place_of(config.device).type != "cpu":
+        return None
+    return int(HOST_PART * (config.kv_bytes or SHARE_CPU * available_memory()))

