@@ -187,9 +187,9 @@ def systems(
     found: Weights, options: BenchOptions, setting: Setting
 ) -> dict[str, Callable[[], Server]]:
     """Return how each system is started, all with the same memory; llama.cpp's server with a setting."""
-    whole = _undivided(found, 0.0)
+    whole = _divided(found, 0.0)
     return {
-        STATEFUL: lambda: servers.ours(_undivided(found, HOST_PART), {}),
+        STATEFUL: lambda: servers.ours(_divided(found, HOST_PART), {}),
         STATELESS: lambda: servers.ours(whole, DEVICE_ONLY, forget=True),
         LLAMA: lambda: _llama(found, setting, options),
         DEVICE: lambda: servers.ours(whole, DEVICE_ONLY),
@@ -198,8 +198,8 @@ def systems(
     }
 
 
-def _undivided(found: Weights, host: float) -> Weights:
-    """Return weights whose device has the memory of both, but for a host of such a part of the device."""
+def _divided(found: Weights, host: float) -> Weights:
+    """Return weights with the same memory in all, the host's so many times the device's."""
     tokens = found.kv_tokens + found.host_bytes // found.token_bytes
     device = int(tokens / (1 + host))
     return replace(found, kv_tokens=device, host_bytes=(tokens - device) * found.token_bytes)
@@ -210,7 +210,7 @@ def _llama(found: Weights, setting: Setting, options: BenchOptions) -> Server:
 
     Or all of them as slots, where the setting says so.
     """
-    slots = _undivided(found, 0.0) if setting["memory"] == "slots" else found
+    slots = _divided(found, 0.0) if setting["memory"] == "slots" else found
     return llama_server.keeping_server(found, setting, options, slots.kv_tokens, slots.host_bytes)
 
 

@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,24 @@ class Process:
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
+
+    def halt(self) -> None:
+        """Let the process run no more until `wake`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Halt the process, so that what it works on cannot end meanwhile."""
+        self.halt()
+        try:
+            yield
+        finally:
+            self.wake()
 
     def stop(self) -> int:
         if self.process is None or self.process.poll() is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from tests.integration.router.test_grounding import DOCUMENTS, cite, grounded, new_session
 from tests.support.chat import frames_of, post, stored, stream, text_of
-from tests.support.mesh import Mesh, Process
+from tests.support.mesh import Mesh
 from tests.support.scripted_generator import NAME, Generator, Scene, generator
 
 ANSWER = "It is Oskari [1]; see [1, 2] and [7]."
@@ -71,11 +70,6 @@ async def fresh(mesh: Mesh, stage: str, before: set[str]) -> str:
     return new.pop()
 
 
-def halt(process: Process, number: int = signal.SIGSTOP) -> None:
-    assert process.process is not None
-    process.process.send_signal(number)
-
-
 async def over(http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
     """Return a request's state once it is over."""
     async with asyncio.timeout(60):
@@ -117,18 +111,18 @@ async def test_a_killed_routers_requests_go_on_from_their_stages(
         while b"Oskari" not in head:
             head += await generating.content.readany()
         try:
-            halt(own.search)
+            own.search.halt()
             before = set(jobs(own, "search"))
             asked.append(asyncio.create_task(post(doomed, bodies[1], **headers[1])))
             await fresh(own, "search", before)
-            halt(own.worker)
+            own.worker.halt()
             before = set(jobs(own, "embed"))
             asked.append(asyncio.create_task(post(doomed, bodies[2], **headers[2])))
             await fresh(own, "embed", before)
             other.kill()
         finally:
-            halt(own.search, signal.SIGCONT)
-            halt(own.worker, signal.SIGCONT)
+            own.search.wake()
+            own.worker.wake()
         await asyncio.gather(*asked, return_exceptions=True)
         generating.close()
     go.set()
@@ -182,7 +176,7 @@ async def test_a_router_killed_around_a_rewriting(
     keys = [uuid.uuid4().hex for _ in range(2)]
     asked: list[asyncio.Task[Any]] = []
     async with aiohttp.ClientSession(url) as doomed:
-        halt(own.worker)
+        own.worker.halt()
         try:
             before = set(jobs(own, "embed"))
             for key, said in zip(keys, ("slowly", "at once"), strict=True):
@@ -198,7 +192,7 @@ async def test_a_router_killed_around_a_rewriting(
             await fresh(own, "embed", before)
             other.kill()
         finally:
-            halt(own.worker, signal.SIGCONT)
+            own.worker.wake()
         await asyncio.gather(*asked, return_exceptions=True)
     go.set()
     states = [await over(http, key) for key in keys]
@@ -219,14 +213,14 @@ async def test_a_deadline_covers_all_stages(
     own: Mesh, http: aiohttp.ClientSession, model: Generator, pages: str
 ) -> None:
     """504 where it passes before a stream's head was due, an error in mid-stream where it passes later."""
-    halt(own.search)
+    own.search.halt()
     try:
         early, late = await asyncio.gather(
             post(http, {**grounded(pages), "stream": True}, **{"Spillway-Timeout": "0.8"}),
             stream(http, grounded(pages), **{"Spillway-Timeout": "10"}),
         )
     finally:
-        halt(own.search, signal.SIGCONT)
+        own.search.wake()
 
     assert (early[0], early[1]["error"]["code"]) == (504, "deadline_exceeded")
     assert [data["error"]["code"] for _, data in late[0]] == ["deadline_exceeded"]
@@ -239,7 +233,7 @@ async def test_a_killed_worker_between_stages_costs_time_only(
     """The encoder and the search are killed with a stage's job in their hands; what replaces them finishes it."""
     model.script = cite
     for process, stage in ((own.worker, "embed"), (own.search, "search")):
-        halt(process)
+        process.halt()
         before = set(jobs(own, stage))
         asked = asyncio.create_task(post(http, grounded(pages)))
         await fresh(own, stage, before)
@@ -269,7 +263,7 @@ async def test_cancel_reaches_the_running_stage(
     process = {"embed": own.worker, "search": own.search}.get(stage)
     before = {name: set(jobs(own, name)) for name in ("embed", "search", "generate")}
     if process is not None:
-        halt(process)
+        process.halt()
     try:
         asked = asyncio.create_task(post(http, grounded(pages)))
         job = await fresh(own, stage, before[stage])
@@ -285,7 +279,7 @@ async def test_cancel_reaches_the_running_stage(
             await over(http, name)  # set free before, the stage could end before it is stopped
     finally:
         if process is not None:
-            halt(process, signal.SIGCONT)
+            process.wake()
     state = await over(http, name)
     if stage == "generate":
         async with asyncio.timeout(60):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
@@ -25,7 +24,7 @@ from common.wire.registry import WorkerRecord
 from common.wire.results import Delta, Event
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker
-from tests.faults.router.test_grounding_kills import halt, jobs, over
+from tests.faults.router.test_grounding_kills import jobs, over
 from tests.integration.router.test_interval_retrieval import DOCUMENTS, grounded
 from tests.support.chat import post, stored
 from tests.support.mesh import Mesh, Process
@@ -164,7 +163,7 @@ async def test_a_death_changes_no_token_and_no_citation(
         await asyncio.to_thread(own.generator.kill)
         own.generator.start()
     else:
-        halt(own.search)
+        own.search.halt()
         await until(lambda: _searching(own) or all(task.done() for task in tasks))
         await asyncio.to_thread(own.search.kill)
         own.search.start()
@@ -192,13 +191,13 @@ async def test_a_search_that_stands_still_holds_or_does_not(
     kept = {**body, "retrieval": {**body["retrieval"], "late": "keep"}}
     keys, tasks, session = await asking(own.url, [kept, body])
     await until(lambda: len(set(replaced(own)) - before) == 2, "both have begun")
-    halt(own.search)
+    own.search.halt()
     try:
         status, answer, _ = await tasks[0]
         assert status == 200, answer
         assert not tasks[1].done()
     finally:
-        halt(own.search, signal.SIGCONT)
+        own.search.wake()
     state = await over(http, keys[1])
     await asyncio.gather(*tasks)
     await session.close()

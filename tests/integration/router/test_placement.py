@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -188,15 +187,10 @@ async def test_a_stopped_replica_is_hedged(spread: Mesh, http: aiohttp.ClientSes
 
         await until(both, "two serving replicas of each shard, with all rows")
         await search(http, path, 0)
-        process = spread.search.process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
-        try:
+        with spread.search.halted():
             for number in range(20):
                 status, found = await search(http, path, number)
                 assert (status, ids(found)) == (200, nearest(number))
-        finally:
-            process.send_signal(signal.SIGCONT)
         await asyncio.sleep(0)
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -114,17 +111,6 @@ async def test_two_at_once_under_one_key_are_one_request(http: aiohttp.ClientSes
     assert first == second
 
 
-@contextmanager
-def _halted(mesh: Mesh) -> Iterator[None]:
-    """Stop the encoder, so that no request ends before the test has acted on it."""
-    assert mesh.worker.process is not None
-    mesh.worker.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        mesh.worker.process.send_signal(signal.SIGCONT)
-
-
 async def _left(http: aiohttp.ClientSession, mesh: Mesh, key: str, **headers: str) -> str:
     """Send a request, leave as soon as it runs, and return its id."""
     before = set(await _running(mesh))
@@ -173,7 +159,7 @@ async def test_a_disconnect_cancels_an_attached_request(
     http: aiohttp.ClientSession, mesh: Mesh
 ) -> None:
     """A client that leaves cancels its request, unless it said that it comes back."""
-    with _halted(mesh):
+    with mesh.worker.halted():
         attached = await _left(http, mesh, "attached")
         resumable = await _left(http, mesh, "resumable", **{"Spillway-Resume": "60"})
         ended = await _await_state(http, attached, {"cancelled", "result", "error"})
@@ -201,7 +187,7 @@ async def test_a_dead_routers_embedding_ends_with_its_grace(mesh: Mesh, bus: Bus
 async def test_cancel_ends_a_request(http: aiohttp.ClientSession, mesh: Mesh) -> None:
     """Cancel reaches a request of many jobs wherever it runs, and its waiting client gets 499."""
     body = {"input": [f"cancelled text {index}" for index in range(2000)]}
-    with _halted(mesh):
+    with mesh.worker.halted():
         before = set(await _running(mesh))
         waiting = asyncio.create_task(_post(http, body))
         name = await _begun(mesh, before)
@@ -220,7 +206,7 @@ async def test_a_failed_request_may_be_tried_again_under_its_key(
     """What was cancelled or failed is not what a retry with the same key gets; its id is told with the error."""
     body = {"input": [f"tried again {index}" for index in range(2000)]}
     headers = {"Idempotency-Key": uuid.uuid4().hex}
-    with _halted(mesh):
+    with mesh.worker.halted():
         before = set(await _running(mesh))
         asking = asyncio.create_task(http.post("/v1/embeddings", json=body, headers=headers))
         name = await _begun(mesh, before)
@@ -260,7 +246,7 @@ async def test_a_killed_router_loses_no_request(
     headers = {"Idempotency-Key": uuid.uuid4().hex, "Spillway-Timeout": "60"}
     path = f"/v1/collections/{name}/documents"
     async with aiohttp.ClientSession() as session:
-        with _halted(mesh):
+        with mesh.worker.halted():
             before = set(await _running(mesh))
             sent = asyncio.create_task(_send(session, url + path, body, headers))
             await _begun(mesh, before)
@@ -293,7 +279,7 @@ async def test_a_stopping_router_finishes_what_it_began(mesh: Mesh) -> None:
     mesh.wait_ready(url)
     assert leaving.process is not None
     async with aiohttp.ClientSession(url) as session:
-        with _halted(mesh):
+        with mesh.worker.halted():
             before = set(await _running(mesh))
             running = asyncio.create_task(_post(session, MANY))
             await _begun(mesh, before)

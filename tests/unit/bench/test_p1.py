@@ -112,7 +112,7 @@ def test_memory_is_divided_as_the_setting_says() -> None:
 def test_no_division_changes_the_memory(host: float) -> None:
     """Device and host hold together what they held, whatever their parts."""
     found = Weights(Path(), 100, 5120, 4096, 13_056, 4 * 13_056 * 5120)
-    made = p1._undivided(found, host)
+    made = p1._divided(found, host)
 
     assert made.kv_bytes + made.host_bytes == found.kv_bytes + found.host_bytes
     assert made.host_bytes == pytest.approx(host * made.kv_bytes, abs=2 * 5120)
