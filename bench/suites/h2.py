@@ -51,6 +51,7 @@ from bench.workloads.mixed_runs import (
     MixKept,
     Start,
     capacity,
+    ended_rounds,
     joined,
     shares_of,
     steps,
@@ -168,7 +169,8 @@ def describe(kept: MixKept, options: BenchOptions, left: int = 0) -> Body:
     """Turn what was measured into tables, verdicts and notes."""
     body = Body(samples=msgspec.to_builtins(kept), left=left)
     warm_s = QUICK_WARM_S if options.quick else WARM_S
-    found = {side: steps(kept, side, warm_s) for side in (OURS, THEIRS)}
+    ended = ended_rounds(kept.rounds, ladder(options, HOLD_S))
+    found = {side: steps(ended, side, warm_s) for side in (OURS, THEIRS)}
     both = all(found.values())
     columns = ["of every kind within its objective", "ours, requests/s", "rivals, requests/s"]
     body.table(
@@ -183,6 +185,11 @@ def describe(kept: MixKept, options: BenchOptions, left: int = 0) -> Body:
     columns = ["division of the cores", "requests/s at 99 %", "requests/s at 90 %", ""]
     body.table("Settings of the rivals, tried alone", columns, _settings(kept, warm_s))
     body.notes += _notes(kept, options, found)
+    if unended := len({each.round for each in kept.rounds} - {each.round for each in ended}):
+        body.notes.append(
+            f"Rounds left before both sides had too much: {unended}. Their steps stand in the table of load factors "
+            "alone."
+        )
     tried = [each.setting for each in kept.tried]
     chosen = best(kept.tried, warm_s) if kept.tried else None
     said = {} if chosen is None else dataclasses.asdict(chosen)

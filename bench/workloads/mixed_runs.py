@@ -120,7 +120,8 @@ class MixedRuns:
 
         A step in which a side falls short while the machine's speed moves is measured again, for all sides in it.
         """
-        left = [n for n in range(rounds) if not self._complete(n, ladder)]
+        ended = {each.round for each in ended_rounds(self.kept.rounds, ladder)}
+        left = [number for number in range(rounds) if number not in ended]
         if not left or not self._partial.begins():
             return
         peak = Peak()
@@ -129,14 +130,6 @@ class MixedRuns:
             for number in left:
                 if self._partial.begins():
                     await self._round(number, stacks, ladder, peak)
-
-    def _complete(self, number: int, ladder: Ladder) -> bool:
-        """Return whether a round has gone to the end of the ladder, or until all sides had too much."""
-        done = [each for each in self.kept.rounds if each.round == number]
-        if not done:
-            return False
-        last = max(done, key=lambda each: each.factor)
-        return last.factor == ladder.factors[-1] or not _climbing(last, ladder)
 
     async def _round(
         self, number: int, stacks: Mapping[str, Stack], ladder: Ladder, peak: Peak
@@ -243,6 +236,22 @@ def _climbing(found: FactorRound, ladder: Ladder) -> list[str]:
     ]
 
 
+def ended_rounds(rounds: Sequence[FactorRound], ladder: Ladder) -> list[FactorRound]:
+    """Return the steps of the rounds that went to the end of the ladder, or until all sides had too much.
+
+    A round that was left before would say that its sides carried no more than its last factor.
+    """
+    last = dict[int, FactorRound]()
+    for each in sorted(rounds, key=lambda each: each.factor):
+        last[each.round] = each
+    ended = {
+        number
+        for number, each in last.items()
+        if each.factor == ladder.factors[-1] or not _climbing(each, ladder)
+    }
+    return [each for each in rounds if each.round in ended]
+
+
 def joined(holds: Sequence[Mapping[str, Counted]]) -> dict[str, Counted]:
     """Return the sums of several holds by kind."""
     return {
@@ -271,10 +280,10 @@ class LoadStep(NamedTuple):
     still: bool = True
 
 
-def steps(kept: MixKept, side: str, warm_s: float) -> list[dict[float, LoadStep]]:
+def steps(rounds: Sequence[FactorRound], side: str, warm_s: float) -> list[dict[float, LoadStep]]:
     """Return what a side did in each round, by load factor."""
     found: dict[int, dict[float, LoadStep]] = {}
-    for each in kept.rounds:
+    for each in rounds:
         if side in each.sides:
             step = LoadStep(each.sides[side].counts(warm_s), each.still)
             found.setdefault(each.round, {})[each.factor] = step

@@ -159,6 +159,12 @@ def _kept() -> MixKept:
     for number in range(3):
         rounds.append(FactorRound(number, 1.0, {h2.OURS: _hold(False), h2.THEIRS: _hold(True)}))
         rounds.append(FactorRound(number, 2.0, {h2.OURS: _hold(False)}))
+        rounds.append(FactorRound(number, 4.0, {h2.OURS: _hold(True)}))
+    left = {
+        h2.OURS: _hold(False),
+        h2.THEIRS: _hold(False),
+    }  # as far as it came, neither had too much
+    rounds.append(FactorRound(3, 1.0, left))
     first = divisions(2)
     tried = [
         Climb(first[0].name, msgspec.to_builtins(first[0]), {"1": _hold(True)}),
@@ -175,14 +181,17 @@ def test_tables_and_verdict_of_known_rounds() -> None:
     row = body.tables[0]["rows"][-1]
 
     assert h2.best(kept.tried, h2.WARM_S).name == "half the threads each"
-    assert row[:3] == ["99%", "27.0", "0.7"]
+    assert row[:3] == ["99%", "28.4", "0.7"]
     assert row[4] == body.met["goodput"] == "goal"
     assert [each[-1] for each in body.tables[2]["rows"]] == ["", "best", "start"]
-    assert len(steps(kept, h2.OURS, h2.WARM_S)) == 3
+    assert row[-1] == "3"  # rounds; the fourth was left
+    assert any(
+        note.startswith("Rounds left before both sides had too much: 1.") for note in body.notes
+    )
     for table in body.tables:
         assert all(len(cells) == len(table["columns"]) for cells in table["rows"])
     (figure,) = (figure for figure in targets.FIGURES if figure.row == "H2")
-    assert figure.cells(msgspec.to_builtins(body))[4].endswith("27.0 requests/s")
+    assert figure.cells(msgspec.to_builtins(body))[4].endswith("28.4 requests/s")
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(body.samples)), MixKept)
 
 
@@ -239,7 +248,7 @@ async def test_moved_step_that_ends_a_climb_is_measured_again(
     ladder = mixed_runs.Ladder((1.0, 2.0), 1.0, 0.0, 0.9)
     await runs._round(0, {h2.OURS: stack}, ladder, _Peak(moving))
 
-    assert shares_of(steps(runs.kept, h2.OURS, 0.0)) == shares
+    assert shares_of(steps(runs.kept.rounds, h2.OURS, 0.0)) == shares
     assert _Load.bad == bad - holds
 
 
