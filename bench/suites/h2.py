@@ -168,8 +168,8 @@ def climbed(tried: Climb, warm_s: float, level: float = LEVEL) -> float:
 def describe(kept: MixKept, options: BenchOptions, left: int = 0) -> Body:
     """Turn what was measured into tables, verdicts and notes."""
     body = Body(samples=msgspec.to_builtins(kept), left=left)
-    warm_s = QUICK_WARM_S if options.quick else WARM_S
-    ended = ended_rounds(kept.rounds, ladder(options, HOLD_S))
+    rungs = ladder(options, HOLD_S)
+    warm_s, ended = rungs.warm_s, ended_rounds(kept.rounds, rungs)
     found = {side: steps(ended, side, warm_s) for side in (OURS, THEIRS)}
     both = all(found.values())
     columns = ["of every kind within its objective", "ours, requests/s", "rivals, requests/s"]

@@ -213,14 +213,11 @@ async def test_a_deadline_covers_all_stages(
     own: Mesh, http: aiohttp.ClientSession, model: Generator, pages: str
 ) -> None:
     """504 where it passes before a stream's head was due, an error in mid-stream where it passes later."""
-    own.search.halt()
-    try:
+    with own.search.halted():
         early, late = await asyncio.gather(
             post(http, {**grounded(pages), "stream": True}, **{"Spillway-Timeout": "0.8"}),
             stream(http, grounded(pages), **{"Spillway-Timeout": "10"}),
         )
-    finally:
-        own.search.wake()
 
     assert (early[0], early[1]["error"]["code"]) == (504, "deadline_exceeded")
     assert [data["error"]["code"] for _, data in late[0]] == ["deadline_exceeded"]

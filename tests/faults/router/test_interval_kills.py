@@ -191,13 +191,10 @@ async def test_a_search_that_stands_still_holds_or_does_not(
     kept = {**body, "retrieval": {**body["retrieval"], "late": "keep"}}
     keys, tasks, session = await asking(own.url, [kept, body])
     await until(lambda: len(set(replaced(own)) - before) == 2, "both have begun")
-    own.search.halt()
-    try:
+    with own.search.halted():
         status, answer, _ = await tasks[0]
         assert status == 200, answer
         assert not tasks[1].done()
-    finally:
-        own.search.wake()
     state = await over(http, keys[1])
     await asyncio.gather(*tasks)
     await session.close()

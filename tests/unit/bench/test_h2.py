@@ -160,11 +160,8 @@ def _kept() -> MixKept:
         rounds.append(FactorRound(number, 1.0, {h2.OURS: _hold(False), h2.THEIRS: _hold(True)}))
         rounds.append(FactorRound(number, 2.0, {h2.OURS: _hold(False)}))
         rounds.append(FactorRound(number, 4.0, {h2.OURS: _hold(True)}))
-    left = {
-        h2.OURS: _hold(False),
-        h2.THEIRS: _hold(False),
-    }  # as far as it came, neither had too much
-    rounds.append(FactorRound(3, 1.0, left))
+    # A fourth round was left before either side had too much.
+    rounds.append(FactorRound(3, 1.0, {h2.OURS: _hold(False), h2.THEIRS: _hold(False)}))
     first = divisions(2)
     tried = [
         Climb(first[0].name, msgspec.to_builtins(first[0]), {"1": _hold(True)}),
@@ -184,7 +181,7 @@ def test_tables_and_verdict_of_known_rounds() -> None:
     assert row[:3] == ["99%", "28.4", "0.7"]
     assert row[4] == body.met["goodput"] == "goal"
     assert [each[-1] for each in body.tables[2]["rows"]] == ["", "best", "start"]
-    assert row[-1] == "3"  # rounds; the fourth was left
+    assert row[-1] == "3"
     assert any(
         note.startswith("Rounds left before both sides had too much: 1.") for note in body.notes
     )
