@@ -16,6 +16,7 @@ namespace spillway {
 
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
+constexpr int TOGETHER = 6;                // of them whose sums stay in registers
 constexpr int WIDEST = 512;                // dims of a head, at most
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
@@ -98,29 +99,25 @@ inline F dot(F acc, F k, F q) { return K == BF16 ? dot_pairs(acc, (I)k, (I)q) : 
 // is. As keys are read, so are the lines at `ahead` asked for: all at once, products would only wait for memory.
 template <Kind K, int R>
 inline void score(const float* const* q, const uint8_t* keys, int64_t across, const uint8_t* ahead, F (*out)[2]) {
-  constexpr int SOME = R <= 4 ? 2 : 1;  // vectors of tokens whose sums fit into registers
   constexpr int64_t VECTOR = 16 * UNIT_BYTES<K>;
-  for (int from = 0; from < 2; from += SOME) {
-    F acc[2][R][SOME] = {};
-    const int64_t begin = from * VECTOR;
-    for (int64_t u = 0; u + 1 < across; u += 2)
-      for (int odd = 0; odd < 2; ++odd) {
-        const int64_t at = begin + (u + odd) * 2 * VECTOR;
-        F k[SOME];
-        for (int i = 0; i < SOME; ++i) k[i] = units<K>(keys + at + i * VECTOR, 16), prefetch(ahead + at + i * VECTOR);
-        for (int r = 0; r < R; ++r) {
-          const F b = splat(q[r][u + odd]);
-          for (int i = 0; i < SOME; ++i) acc[odd][r][i] = dot<K>(acc[odd][r][i], k[i], b);
-        }
+  F acc[2][R][2] = {};
+  for (int64_t u = 0; u + 1 < across; u += 2)
+    UNROLLED(odd, 2) {
+      const int64_t at = (u + odd) * 2 * VECTOR;
+      F k[2];
+      UNROLLED(i, 2) k[i] = units<K>(keys + at + i * VECTOR, 16), prefetch(ahead + at + i * VECTOR);
+      UNROLLED(r, R) {
+        const F b = splat(q[r][u + odd]);
+        UNROLLED(i, 2) acc[odd][r][i] = dot<K>(acc[odd][r][i], k[i], b);
       }
-    if (across % 2)
-      for (int i = 0; i < SOME; ++i) {
-        const F k = units<K>(keys + begin + (across - 1) * 2 * VECTOR + i * VECTOR, 16);
-        for (int r = 0; r < R; ++r) acc[0][r][i] = dot<K>(acc[0][r][i], k, splat(q[r][across - 1]));
-      }
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < SOME; ++i) out[r][from + i] = acc[0][r][i] + acc[1][r][i];
-  }
+    }
+  if (across % 2)
+    UNROLLED(i, 2) {
+      const F k = units<K>(keys + (across - 1) * 2 * VECTOR + i * VECTOR, 16);
+      UNROLLED(r, R) acc[0][r][i] = dot<K>(acc[0][r][i], k, splat(q[r][across - 1]));
+    }
+  UNROLLED(r, R)
+    UNROLLED(i, 2) out[r][i] = acc[0][r][i] + acc[1][r][i];
 }
 
 // sums[r] += weights[r] . values, N vectors of dimensions from `d` on; FULL: all of them are there.
@@ -128,30 +125,32 @@ template <Kind K, int R, int N, bool FULL>
 inline void weigh_some(const F (*p)[2], const uint8_t* values, int64_t d, int64_t dim, const uint8_t* ahead,
                        float* const* sums) {
   F o[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < N; ++v) o[r][v] = load<F>(sums[r] + d + 16 * v);
+  UNROLLED(r, R)
+    UNROLLED(v, N) o[r][v] = load<F>(sums[r] + d + 16 * v);
   for (int t = 0; t < PAGE / UNITS<K>; ++t) {
     const int64_t at = (t * dim + d) * UNIT_BYTES<K>;
     F x[N];
-    for (int v = 0; v < N; ++v) {
+    UNROLLED(v, N) {
       x[v] = units<K>(values + at + 16 * v * UNIT_BYTES<K>, FULL ? 16 : dim - d - 16 * v);
       prefetch(ahead + at + 16 * v * UNIT_BYTES<K>);
     }
-    for (int r = 0; r < R; ++r) {
+    UNROLLED(r, R) {
       const F b = splat(((const float*)p[r])[t]);
-      for (int v = 0; v < N; ++v) o[r][v] = dot<K>(o[r][v], x[v], b);
+      UNROLLED(v, N) o[r][v] = dot<K>(o[r][v], x[v], b);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < N; ++v) store(sums[r] + d + 16 * v, o[r][v]);
+  UNROLLED(r, R)
+    UNROLLED(v, N) store(sums[r] + d + 16 * v, o[r][v]);
 }
 
 template <Kind K, int R>
 inline void weigh(const F (*p)[2], const uint8_t* values, int64_t dim, const uint8_t* ahead, float* const* sums) {
-  constexpr int N = R == 1 ? 8 : R <= 4 ? 4 : 2;  // vectors whose sums fit into registers
   int64_t d = 0;
-  for (; d + 16 * N <= dim; d += 16 * N) weigh_some<K, R, N, true>(p, values, d, dim, ahead, sums);
-  for (; d < dim; d += 32) weigh_some<K, R, 2, false>(p, values, d, dim, ahead, sums);
+  if (R == 1)  // as many sums as a product takes steps to end
+    for (; d + 128 <= dim; d += 128) weigh_some<K, R, 8, true>(p, values, d, dim, ahead, sums);
+  for (; d + 64 <= dim; d += 64) weigh_some<K, R, 4, true>(p, values, d, dim, ahead, sums);
+  for (; d + 32 <= dim; d += 32) weigh_some<K, R, 2, true>(p, values, d, dim, ahead, sums);
+  if (d < dim) weigh_some<K, R, 2, false>(p, values, d, dim, ahead, sums);
 }
 
 // The pages of a chunk that are resident: where each lies, its first token, and whether every query sees all of it.
@@ -236,9 +235,9 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
     chunk.whole[at] = base + PAGE - 1 <= where[0] && (!pages.window || base > where[queries - 1] - pages.window);
   }
   if (!chunk.pages) return;
-  // Go over the keys or values of all pages and heads, with no more than 8 of a head's queries at a time: `go` gets the
-  // page, where its block lies, the next block in the order of reading, a first query and a constant, how many.
-  const int64_t parts = (queries + 7) / 8;
+  // Go over the keys or values of all pages and heads, with few of a head's queries at a time: `go` gets the page, where
+  // its block lies, the next block in the order of reading, a first query and a constant, how many.
+  const int64_t parts = (queries + TOGETHER - 1) / TOGETHER;
   const auto by_tiles = [&](int64_t offset, const uint8_t* after, auto go) {
     for (int64_t page = 0; page < chunk.pages; ++page)
       for (int64_t h = 0; h < count; ++h) {
@@ -255,8 +254,6 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
             case 4: go(page, at, ahead, a, std::integral_constant<int, 4>()); break;
             case 5: go(page, at, ahead, a, std::integral_constant<int, 5>()); break;
             case 6: go(page, at, ahead, a, std::integral_constant<int, 6>()); break;
-            case 7: go(page, at, ahead, a, std::integral_constant<int, 7>()); break;
-            case 8: go(page, at, ahead, a, std::integral_constant<int, 8>()); break;
           }
         }
       }

@@ -160,34 +160,34 @@ inline void step_floats(const T* w, const float* const* x, int64_t from, int64_t
     F s[M][V] = {};
     for (int64_t k = first; k < first + STRETCH; ++k) {
       F b[V];
-      for (int v = 0; v < V; ++v) {
+      UNROLLED(v, V) {
         b[v] = number(w + k * TILE + 16 * v);
         prefetch(w + k * TILE + 16 * v + 16 * TILE);
       }
-      for (int m = 0; m < M; ++m)
-        for (int v = 0; v < V; ++v) s[m][v] = fma(splat(x[m][k]), b[v], s[m][v]);
+      UNROLLED(m, M)
+        UNROLLED(v, V) s[m][v] = fma(splat(x[m][k]), b[v], s[m][v]);
     }
-    for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, load<F>(acc + m * TILE + 16 * v) + s[m][v]);
+    UNROLLED(m, M)
+      UNROLLED(v, V) store(acc + m * TILE + 16 * v, load<F>(acc + m * TILE + 16 * v) + s[m][v]);
   }
 }
 
 template <int M, int V>
 inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, int64_t to, float* acc) {
   F s[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  UNROLLED(m, M)
+    UNROLLED(v, V) s[m][v] = load<F>(acc + m * TILE + 16 * v);
   for (int64_t k = from; k < to; ++k) {
     I b[V];
-    for (int v = 0; v < V; ++v) {
+    UNROLLED(v, V) {
       b[v] = load<I>(w + k * TILE + 16 * v);
       prefetch(w + k * TILE + 16 * v + 16 * TILE);
     }
-    for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) s[m][v] = dot_pairs(s[m][v], b[v], splat(x[m][k]));
+    UNROLLED(m, M)
+      UNROLLED(v, V) s[m][v] = dot_pairs(s[m][v], b[v], splat(x[m][k]));
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+  UNROLLED(m, M)
+    UNROLLED(v, V) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
 // Rounded rows: their bytes in fours, the scales of groups, the sums of half groups.
@@ -222,90 +222,91 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
   constexpr int GROUPS = block_inputs(K) / GROUP, EACH = bits(K) == 8 ? 1 : 2;  // codes in a byte
   const I low_bits = splat(0x0f0f0f0f), fifth = splat(0x10101010);
   F s[M][V], heads[V] = {}, minima[V] = {};
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  UNROLLED(m, M)
+    UNROLLED(v, V) s[m][v] = load<F>(acc + m * TILE + 16 * v);
   if (K == INT4)
-    for (int v = 0; v < V; ++v) heads[v] = (F)unsigned_bytes(w - TILE + 16 * (first + v));
+    UNROLLED(v, V) heads[v] = (F)unsigned_bytes(w - TILE + 16 * (first + v));
   for (int64_t b = from; b < to; ++b) {
     const uint8_t* block = w + b * block_bytes(K);
-    for (int v = 0; v < V && in_blocks(K); ++v) {
-      heads[v] = widen16(load<H>(block + 32 * (first + v)));
-      if (with_offset(K)) minima[v] = -widen16(load<H>(block + TILE * 2 + 32 * (first + v)));
-    }
+    if (in_blocks(K))
+      UNROLLED(v, V) {
+        heads[v] = widen16(load<H>(block + 32 * (first + v)));
+        if (with_offset(K)) minima[v] = -widen16(load<H>(block + TILE * 2 + 32 * (first + v)));
+      }
     for (int i = 0; i < GROUPS; ++i) {
       const int64_t g = b * GROUPS + i;
       const uint8_t* at = block + block_head(K) + i * group_bytes(K);
       const uint8_t* codes = at + codes_at(K) + 64 * first;
       int32_t total[M];
       I t[M][V], five[V];
-      for (int m = 0; m < M; ++m) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
-      for (int v = 0; v < V; ++v) {
-        for (int m = 0; m < M; ++m) t[m][v] = splat(-zero(K) * total[m]);
+      UNROLLED(m, M) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
+      UNROLLED(v, V) {
+        UNROLLED(m, M) t[m][v] = splat(-zero(K) * total[m]);
         if (bits(K) == 5) five[v] = load<I>(at + group_head(K) + 64 * (first + v));
       }
-      for (int k = 0; k < GROUP / 4; k += EACH) {
-        for (int v = 0; v < V; ++v) {
-          const I c = load<I>(codes + k / EACH * TILE * 4 + 64 * v);
-          prefetch(codes + k / EACH * TILE * 4 + 64 * v + 4096);
+      UNROLLED(k, GROUP / 4 / EACH) {
+        UNROLLED(v, V) {
+          const I c = load<I>(codes + k * TILE * 4 + 64 * v);
+          prefetch(codes + k * TILE * 4 + 64 * v + 4096);
           I parts[2] = {EACH == 1 ? c : c & low_bits, c >> 4 & low_bits};
-          for (int part = 0; part < EACH; ++part) {
-            const int n = k + part;
+          UNROLLED(part, EACH) {
+            const int n = k * EACH + part;
             if (bits(K) == 5) parts[part] |= (n < 4 ? five[v] << (4 - n) : five[v] >> (n - 4)) & fifth;
             if (looked_up(K)) parts[part] = nibble_values(parts[part]);
-            for (int m = 0; m < M; ++m)
+            UNROLLED(m, M)
               t[m][v] = dot_bytes(t[m][v], parts[part], splat(in.x[m][g * GROUP / 4 + n]));
           }
         }
       }
-      for (int v = 0; v < V; ++v) {
+      UNROLLED(v, V) {
         const F scale = group_scale<K>(at, 16 * (first + v), heads[v]);
-        for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
+        UNROLLED(m, M) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
         if (!with_offset(K) && K != INT4) continue;
         const F offset = group_offset<K>(at, 16 * (first + v), K == INT4 ? scale : minima[v]);
-        for (int m = 0; m < M; ++m) s[m][v] = fma(offset, splat(in.scale[m][g] * float(total[m])), s[m][v]);
+        UNROLLED(m, M) s[m][v] = fma(offset, splat(in.scale[m][g] * float(total[m])), s[m][v]);
       }
     }
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+  UNROLLED(m, M)
+    UNROLLED(v, V) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
 // A weight of Q6_K is scale * (code - 32), the scale of 16 inputs a whole number times what the block begins with.
 template <int M, int V>
 inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
   F s[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) s[m][v] = load<F>(acc + m * TILE + 16 * v);
+  UNROLLED(m, M)
+    UNROLLED(v, V) s[m][v] = load<F>(acc + m * TILE + 16 * v);
   const I low_bits = splat(0x0f0f0f0f), high_bits = splat(0x30303030);
   for (int64_t b = from; b < to; ++b) {
     const uint8_t* block = w + b * block_bytes(Q6_K);
     F scales[V];
-    for (int v = 0; v < V; ++v) scales[v] = widen16(load<H>(block + 32 * (first + v)));
+    UNROLLED(v, V) scales[v] = widen16(load<H>(block + 32 * (first + v)));
     for (int64_t i = 0; i < BLOCK / GROUP * 2; ++i) {  // halves of groups
       const int64_t g = b * (BLOCK / GROUP) + i / 2, half = i % 2;
       const uint8_t* at = block + block_head(Q6_K) + i / 2 * group_bytes(Q6_K);
       const uint8_t* pairs = at + TILE * 2 + half * TILE * 4 + 64 * first;
       const uint8_t* codes = at + TILE * 2 + TILE * GROUP / 4 + half * 2 * TILE * 4 + 64 * first;
       I t[M][V];
-      for (int m = 0; m < M; ++m)
-        for (int v = 0; v < V; ++v) t[m][v] = splat(-32 * in.total[m][2 * g + half]);
-      for (int v = 0; v < V; ++v) {
+      UNROLLED(m, M)
+        UNROLLED(v, V) t[m][v] = splat(-32 * in.total[m][2 * g + half]);
+      UNROLLED(v, V) {
         const I h = load<I>(pairs + 64 * v), c0 = load<I>(codes + 64 * v), c1 = load<I>(codes + TILE * 4 + 64 * v);
         prefetch(pairs + 64 * v + 4096), prefetch(codes + 64 * v + 4096), prefetch(codes + TILE * 4 + 64 * v + 4096);
         const I four[4] = {(c0 & low_bits) | (h << 4 & high_bits), (c0 >> 4 & low_bits) | (h << 2 & high_bits),
                            (c1 & low_bits) | (h & high_bits), (c1 >> 4 & low_bits) | (h >> 2 & high_bits)};
-        for (int k = 0; k < 4; ++k)
-          for (int m = 0; m < M; ++m)
+        UNROLLED(k, 4)
+          UNROLLED(m, M)
             t[m][v] = dot_bytes(t[m][v], four[k], splat(in.x[m][g * GROUP / 4 + half * 4 + k]));
       }
-      for (int v = 0; v < V; ++v) {
+      UNROLLED(v, V) {
         const F scale = to_float(signed_bytes(at + half * TILE + 16 * (first + v))) * scales[v];
-        for (int m = 0; m < M; ++m) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
+        UNROLLED(m, M) s[m][v] = fma(to_float(t[m][v]), scale * splat(in.scale[m][g]), s[m][v]);
       }
     }
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(acc + m * TILE + 16 * v, s[m][v]);
+  UNROLLED(m, M)
+    UNROLLED(v, V) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
 // Matrices with the same inputs, each of a kind of its own, one after another in one result.
