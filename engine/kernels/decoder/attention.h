@@ -16,7 +16,8 @@ namespace spillway {
 
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
 constexpr int QUERIES = 64;                // query heads that attend to a page together
-constexpr int TOGETHER = 6;                // of them whose sums stay in registers
+constexpr int TOGETHER = REGISTER == 64 ? 6 : 4;  // of them whose scores stay in registers
+constexpr int SUMS = REGISTER == 64 ? 4 : 2;      // vectors of each of their sums that do
 constexpr int WIDEST = 512;                // dims of a head, at most
 constexpr float NOTHING = -1e30f;          // the largest score of no token
 
@@ -62,8 +63,10 @@ struct Partial {
 inline void merge(float& row_max, float& row_sum, float* sums, float other_max, float other_sum, const float* other,
                   int64_t width) {
   const float now = row_max > other_max ? row_max : other_max;
-  const F both = exponential(F{row_max - now, other_max - now});
-  const F mine = splat(float(both[0])), its = splat(float(both[1]));
+  F both = {};
+  both.set(0, row_max - now), both.set(1, other_max - now);
+  both = exponential(both);
+  const F mine = splat(both[0]), its = splat(both[1]);
   row_sum = fma(splat(row_sum), mine, splat(other_sum * both[1]))[0];
   for (int64_t d = 0; d < width; d += 16)
     store(sums + d, fma(load<F>(sums + d), mine, load<F>(other + d) * its));
@@ -146,11 +149,12 @@ inline void weigh_some(const F (*p)[2], const uint8_t* values, int64_t d, int64_
 template <Kind K, int R>
 inline void weigh(const F (*p)[2], const uint8_t* values, int64_t dim, const uint8_t* ahead, float* const* sums) {
   int64_t d = 0;
-  if (R == 1)  // as many sums as a product takes steps to end
-    for (; d + 128 <= dim; d += 128) weigh_some<K, R, 8, true>(p, values, d, dim, ahead, sums);
-  for (; d + 64 <= dim; d += 64) weigh_some<K, R, 4, true>(p, values, d, dim, ahead, sums);
+  if (R == 1)  // twice as many sums, since a product waits for the one before
+    for (; d + 32 * SUMS <= dim; d += 32 * SUMS) weigh_some<K, R, 2 * SUMS, true>(p, values, d, dim, ahead, sums);
+  for (; d + 16 * SUMS <= dim; d += 16 * SUMS) weigh_some<K, R, SUMS, true>(p, values, d, dim, ahead, sums);
   for (; d + 32 <= dim; d += 32) weigh_some<K, R, 2, true>(p, values, d, dim, ahead, sums);
-  if (d < dim) weigh_some<K, R, 2, false>(p, values, d, dim, ahead, sums);
+  for (; d + 16 <= dim; d += 16) weigh_some<K, R, 1, true>(p, values, d, dim, ahead, sums);
+  if (d < dim) weigh_some<K, R, 1, false>(p, values, d, dim, ahead, sums);
 }
 
 // The pages of a chunk that are resident: where each lies, its first token, and whether every query sees all of it.
@@ -179,8 +183,8 @@ inline void weights(const Chunk& chunk, int64_t queries, F (*x)[QUERIES][2], con
         if (!chunk.whole[page]) {
           const F at = load<F>(counting) + splat(float(16 * h));
           const F last = splat(float(positions[r] - chunk.base[page]));
-          score = at > last ? none : score;
-          if (window) score = at <= last - splat(float(window)) ? none : score;
+          score = pick(at > last, none, score);
+          if (window) score = pick(at <= last - splat(float(window)), none, score);
         }
         top = max(score, top);
       }
@@ -252,8 +256,10 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
             case 2: go(page, at, ahead, a, std::integral_constant<int, 2>()); break;
             case 3: go(page, at, ahead, a, std::integral_constant<int, 3>()); break;
             case 4: go(page, at, ahead, a, std::integral_constant<int, 4>()); break;
+#if defined(__AVX512F__)
             case 5: go(page, at, ahead, a, std::integral_constant<int, 5>()); break;
             case 6: go(page, at, ahead, a, std::integral_constant<int, 6>()); break;
+#endif
           }
         }
       }

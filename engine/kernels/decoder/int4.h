@@ -20,20 +20,17 @@ constexpr int EXPONENTS = 8, FRACTION = 5;  // exponents of an output's scales; 
 inline I nibble_values(I codes) {
 #if defined(__AVX512BW__)
   const __m512i values = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)NIBBLE_VALUES));
-  return (I)_mm512_shuffle_epi8(values, (__m512i)codes);
+  UNROLLED(i, PARTS) codes.part[i] = (I::Part)_mm512_shuffle_epi8(values, (__m512i)codes.part[i]);
 #elif defined(__AVX2__)
   const __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)NIBBLE_VALUES));
-  __m256i half[2];
-  std::memcpy(half, &codes, 64);
-  for (__m256i& each : half) each = _mm256_shuffle_epi8(values, each);
-  std::memcpy(&codes, half, 64);
-  return codes;
+  UNROLLED(i, PARTS) codes.part[i] = (I::Part)_mm256_shuffle_epi8(values, (__m256i)codes.part[i]);
 #else
   uint8_t each[64];
-  std::memcpy(each, &codes, 64);
+  store(each, codes);
   for (uint8_t& byte : each) byte = NIBBLE_VALUES[byte];
-  return load<I>(each);
+  codes = load<I>(each);
 #endif
+  return codes;
 }
 
 // A scale as it is kept: `exponent` is that of the output's least, as fp32 has it.
@@ -56,8 +53,8 @@ constexpr float bound(int code) { return (value(code - 1) + value(code)) / 2; } 
 inline F nearest_values(F at) {
   F low = splat(value(0)), high = F{};  // two sums, since each waits for the one before
   for (int c = 1; c < 16; c += 2) {
-    low += at > splat(bound(c)) ? splat(value(c) - value(c - 1)) : F{};
-    if (c + 1 < 16) high += at > splat(bound(c + 1)) ? splat(value(c + 1) - value(c)) : F{};
+    low += pick(at > splat(bound(c)), splat(value(c) - value(c - 1)), F{});
+    if (c + 1 < 16) high += pick(at > splat(bound(c + 1)), splat(value(c + 1) - value(c)), F{});
   }
   return low + high;
 }

@@ -50,7 +50,7 @@ inline F activate(F x, Activation kind) {
   if (kind == GELU_TANH)
     return splat(0.5f) * x * (splat(1.0f) + tanh(splat(0.7978845608f) * (x + splat(0.044715f) * x * x * x)));
   F y;
-  for (int i = 0; i < 16; ++i) y[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+  for (int i = 0; i < 16; ++i) y.set(i, 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f)));
   return y;
 }
 
@@ -716,7 +716,7 @@ float spillway_read(const float* from, int64_t count, int threads) {
     F sums[8] = {};
     const float* at = from + piece * PIECE;
     for (int64_t i = 0; i < PIECE; i += 128)
-      for (int j = 0; j < 8; ++j) {
+      UNROLLED(j, 8) {
         prefetch(at + i + 16 * j + 1024);
         sums[j] += load<F>(at + i + 16 * j);
       }

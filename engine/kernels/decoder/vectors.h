@@ -1,84 +1,165 @@
-// Vectors of 16 numbers in GCC's own notation: one source for AVX-512, AVX2 and processors with neither. Only products of
-// bf16 pairs and of bytes have instructions of their own, with plain forms beside them that give the same bits for bytes
-// and fp32 sums for bf16.
+// Sixteen numbers at a time, in as many registers as the processor needs for them: one source for AVX-512, AVX2 and
+// processors with neither. Conversions and products of bf16 pairs and of bytes have instructions of their own, with plain
+// forms beside them that give the same bits for bytes and fp32 sums for bf16.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-namespace spillway {
-
-typedef float F __attribute__((vector_size(64)));
-typedef int32_t I __attribute__((vector_size(64)));
-typedef int32_t I4 __attribute__((vector_size(16)));
-typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
-typedef uint8_t B __attribute__((vector_size(16)));
-typedef int8_t SB __attribute__((vector_size(16)));
 
 // A loop of at most 16 turns whose body stands once for each. Arrays of vectors that it indexes stay in registers: left to
 // itself, GCC unrolls after it has laid them into memory, and stores every sum at every turn.
 #define UNROLLED(i, end) _Pragma("GCC unroll 16") for (int i = 0; i < (end); ++i)
 
+namespace spillway {
+
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+constexpr int PARTS = 64 / REGISTER;
+
+// In GCC's own notation a vector that is wider than a register lies in memory, so parts are spelled out.
+template <class T>
+struct Lanes {
+  typedef T Part __attribute__((vector_size(REGISTER)));
+  Part part[PARTS];
+
+  T operator[](int i) const { return part[i / (16 / PARTS)][i % (16 / PARTS)]; }
+  void set(int i, T x) { part[i / (16 / PARTS)][i % (16 / PARTS)] = x; }
+  template <class U>
+  explicit operator Lanes<U>() const {  // the same bits
+    Lanes<U> v;
+    UNROLLED(i, PARTS) v.part[i] = (typename Lanes<U>::Part)part[i];
+    return v;
+  }
+};
+typedef Lanes<float> F;
+typedef Lanes<int32_t> I;
+typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
+
+template <class To, class From, class Do>
+inline Lanes<To> each(Lanes<From> x, Do go) {
+  Lanes<To> v;
+  UNROLLED(i, PARTS) v.part[i] = go(x.part[i]);
+  return v;
+}
+#define OPERATOR(op)                                                 \
+  template <class T>                                                 \
+  inline Lanes<T> operator op(Lanes<T> x, Lanes<T> y) {              \
+    UNROLLED(i, PARTS) x.part[i] = x.part[i] op y.part[i];           \
+    return x;                                                        \
+  }                                                                  \
+  template <class T>                                                 \
+  inline Lanes<T>& operator op##=(Lanes<T>& x, Lanes<T> y) {         \
+    return x = x op y;                                               \
+  }
+OPERATOR(+) OPERATOR(-) OPERATOR(*) OPERATOR(/) OPERATOR(&) OPERATOR(|)
+#undef OPERATOR
+template <class T>
+inline Lanes<T> operator-(Lanes<T> x) { return each<T>(x, [](auto part) { return -part; }); }
+inline I operator<<(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part << bits; }); }
+inline I operator>>(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part >> bits; }); }
+#define COMPARISON(op)                                               \
+  inline I operator op(F x, F y) {                                   \
+    I v;                                                             \
+    UNROLLED(i, PARTS) v.part[i] = x.part[i] op y.part[i];           \
+    return v;                                                        \
+  }
+COMPARISON(<) COMPARISON(<=) COMPARISON(>)
+#undef COMPARISON
+inline F pick(I where, F yes, F no) {
+  UNROLLED(i, PARTS) yes.part[i] = where.part[i] ? yes.part[i] : no.part[i];
+  return yes;
+}
+
 template <class V, class T>
 inline V load(const T* from) {
   V v;
-  std::memcpy(&v, from, sizeof v);
+  if constexpr (std::is_same_v<V, F> || std::is_same_v<V, I>) {
+    UNROLLED(i, PARTS) std::memcpy(&v.part[i], (const char*)from + i * REGISTER, REGISTER);
+  } else {
+    std::memcpy(&v, from, sizeof v);
+  }
   return v;
 }
 template <class V, class T>
 inline void store(T* to, V v) {
-  std::memcpy(to, &v, sizeof v);
+  if constexpr (std::is_same_v<V, F> || std::is_same_v<V, I>) {
+    UNROLLED(i, PARTS) std::memcpy((char*)to + i * REGISTER, &v.part[i], REGISTER);
+  } else {
+    std::memcpy(to, &v, sizeof v);
+  }
 }
-inline F splat(float x) { return x - F{}; }
-inline I splat(int32_t x) { return x - I{}; }
-inline F fma(F a, F b, F c) {
+inline F splat(float x) { return each<float>(F{}, [=](auto zeros) { return x - zeros; }); }
+inline I splat(int32_t x) { return each<int32_t>(I{}, [=](auto zeros) { return x - zeros; }); }
+inline F max(F a, F b) { return pick(a > b, a, b); }
+inline F to_float(I v) { return each<float>(v, [](auto part) { return __builtin_convertvector(part, F::Part); }); }
+
+inline F::Part fma(F::Part a, F::Part b, F::Part c) {
 #if defined(__AVX512F__)
-  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  __m256 x[2], y[2], z[2];
-  std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-  z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-  std::memcpy(&c, z, 64);
-  return c;
+  return (F::Part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (F::Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
 #endif
 }
-inline F max(F a, F b) { return a > b ? a : b; }
-// GCC takes bytes apart one by one for __builtin_convertvector, some 40 instructions for 16 of them.
-#if defined(__AVX512F__)
-inline I unsigned_bytes(const uint8_t* from) { return (I)_mm512_cvtepu8_epi32(load<__m128i>(from)); }
-inline I signed_bytes(const uint8_t* from) { return (I)_mm512_cvtepi8_epi32(load<__m128i>(from)); }
-#elif defined(__AVX2__)
-inline I both(__m256i low, __m256i high) {
-  I v;
-  std::memcpy(&v, &low, 32), std::memcpy((char*)&v + 32, &high, 32);
-  return v;
+inline F fma(F a, F b, F c) {
+  UNROLLED(i, PARTS) c.part[i] = fma(a.part[i], b.part[i], c.part[i]);
+  return c;
 }
+
+// 16 numbers of another kind, widened: GCC takes them apart one by one for __builtin_convertvector.
+#if defined(__AVX512F__)
+inline I unsigned_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepu8_epi32(load<__m128i>(from))}}; }
+inline I signed_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepi8_epi32(load<__m128i>(from))}}; }
+inline I unsigned_halves(H v) { return {{(I::Part)_mm512_cvtepu16_epi32((__m256i)v)}}; }
+#elif defined(__AVX2__)
 inline I unsigned_bytes(const uint8_t* from) {
-  const __m128i bytes = load<__m128i>(from);
-  return both(_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+  const __m128i v = load<__m128i>(from);
+  return {{(I::Part)_mm256_cvtepu8_epi32(v), (I::Part)_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))}};
 }
 inline I signed_bytes(const uint8_t* from) {
-  const __m128i bytes = load<__m128i>(from);
-  return both(_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
+  const __m128i v = load<__m128i>(from);
+  return {{(I::Part)_mm256_cvtepi8_epi32(v), (I::Part)_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))}};
+}
+inline I unsigned_halves(H v) {
+  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+  return {{(I::Part)_mm256_cvtepu16_epi32(low), (I::Part)_mm256_cvtepu16_epi32(high)}};
 }
 #else
-inline I unsigned_bytes(const uint8_t* from) { return __builtin_convertvector(load<B>(from), I); }
-inline I signed_bytes(const uint8_t* from) { return __builtin_convertvector(load<SB>(from), I); }
+inline I unsigned_bytes(const uint8_t* from) {
+  I v;
+  for (int i = 0; i < 16; ++i) v.set(i, from[i]);
+  return v;
+}
+inline I signed_bytes(const uint8_t* from) {
+  I v;
+  for (int i = 0; i < 16; ++i) v.set(i, int8_t(from[i]));
+  return v;
+}
+inline I unsigned_halves(H h) {
+  I v;
+  for (int i = 0; i < 16; ++i) v.set(i, h[i]);
+  return v;
+}
 #endif
-inline F to_float(I v) { return __builtin_convertvector(v, F); }
 
 // All numbers of a vector, joined in a fixed order: halves, quarters, eighths.
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 template <class Join>
 inline float joined(F v, Join join) {
   F8 a[2];
-  std::memcpy(a, &v, 64);
+  store((float*)a, v);
   a[0] = join(a[0], a[1]);
   F4 b[2];
   std::memcpy(b, a, 32);
@@ -132,28 +213,25 @@ inline uint16_t narrow16(float x) {  // to fp16
   return bits;
 #endif
 }
-inline F widen(H v) {
-#if defined(__AVX512F__)
-  return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)v), 16);
-#else
-  return (F)(__builtin_convertvector(v, I) << 16);
-#endif
-}
+inline F widen(H v) { return (F)(unsigned_halves(v) << 16); }
 inline F widen16(H v) {
 #if defined(__AVX512F__)
-  return (F)_mm512_cvtph_ps((__m256i)v);
+  return {{(F::Part)_mm512_cvtph_ps((__m256i)v)}};
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+  return {{(F::Part)_mm256_cvtph_ps(low), (F::Part)_mm256_cvtph_ps(high)}};
 #else
   F w;
-  for (int i = 0; i < 16; ++i) w[i] = widen16(uint16_t(v[i]));
+  for (int i = 0; i < 16; ++i) w.set(i, widen16(uint16_t(v[i])));
   return w;
 #endif
 }
 inline H narrow(F v) {
 #if defined(__AVX512BF16__)
-  return (H)_mm512_cvtneps_pbh((__m512)v);
+  return (H)_mm512_cvtneps_pbh((__m512)v.part[0]);
 #else
   H h;
-  for (int i = 0; i < 16; ++i) h[i] = narrow(float(v[i]));
+  for (int i = 0; i < 16; ++i) h[i] = narrow(v[i]);
   return h;
 #endif
 }
@@ -161,19 +239,42 @@ inline H narrow(F v) {
 // acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1], for bf16 pairs.
 inline F dot_pairs(F acc, I a, I b) {
 #if defined(__AVX512BF16__)
-  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  return {{(F::Part)_mm512_dpbf16_ps((__m512)acc.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0])}};
 #else
   const I high = splat(int32_t(0xffff0000));
   acc = fma((F)(a << 16), (F)(b << 16), acc);
   return fma((F)(a & high), (F)(b & high), acc);
 #endif
 }
+#if defined(__x86_64__)
+inline I::Part dot_shorts(I::Part a, I::Part b) {
+#if defined(__AVX512BW__)
+  return (I::Part)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (I::Part)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return (I::Part)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+}
+#endif
 // acc[i] += the four products of unsigned bytes a with signed bytes b.
 inline I dot_bytes(I acc, I a, I b) {
 #if defined(__AVX512VNNI__)
-  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+  return {{(I::Part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0])}};
+#elif defined(__AVXVNNI__)
+  UNROLLED(i, PARTS)
+    acc.part[i] = (I::Part)_mm256_dpbusd_avx_epi32((__m256i)acc.part[i], (__m256i)a.part[i], (__m256i)b.part[i]);
+  return acc;
+#elif defined(__x86_64__)  // two by two as numbers of 16 bits, of which pairs have an instruction
+  typedef int16_t Shorts __attribute__((vector_size(REGISTER)));
+  const I low = splat(0x00ff00ff), even = a & low, odd = a >> 8 & low;
+  UNROLLED(i, PARTS) {
+    const Shorts signs = (Shorts)b.part[i];
+    acc.part[i] += dot_shorts(even.part[i], (I::Part)(signs << 8 >> 8)) + dot_shorts(odd.part[i], (I::Part)(signs >> 8));
+  }
+  return acc;
 #else
-  for (int i = 0; i < 4; ++i) acc += (a >> 8 * i & 255) * (b << (24 - 8 * i) >> 24);
+  for (int i = 0; i < 4; ++i) acc += (a >> 8 * i & splat(255)) * (b << (24 - 8 * i) >> 24);
   return acc;
 #endif
 }
@@ -181,8 +282,8 @@ inline I dot_bytes(I acc, I a, I b) {
 inline F exponential(F x) {  // relative error below 2e-7; 0 from -87 down
   const F least = splat(-87.0f), most = splat(88.0f);
   const I under = x < least;
-  x = x < least ? least : x;
-  x = x > most ? most : x;
+  x = pick(under, least, x);
+  x = pick(x > most, most, x);
   const F shifted = fma(x, splat(1.44269504f), splat(12582912.0f));
   const F n = shifted - splat(12582912.0f);
   F r = fma(n, splat(-0.693359375f), x);
@@ -195,7 +296,7 @@ inline F exponential(F x) {  // relative error below 2e-7; 0 from -87 down
   p = fma(p, r * r, r) + splat(1.0f);
   const I power = ((I)shifted << 23) + splat(127 << 23);  // the low bits of `shifted` are n
   const F scaled = p * (F)power;
-  return under ? F{} : scaled;
+  return pick(under, F{}, scaled);
 }
 
 inline F tanh(F x) {
