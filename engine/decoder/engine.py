@@ -41,8 +41,8 @@ from engine.device import DeviceQueue
 
 SEVERAL, SEVERAL_S = (
     4,
-    0.025,
-)  # the most tokens that a step gives a sequence, and the most seconds of them all
+    0.1,
+)  # the most tokens that a step gives a sequence, and seconds that they take
 DRAFTED = 8  # with more sequences no tokens are guessed: further rows are not cheap then
 
 

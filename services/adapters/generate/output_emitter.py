@@ -21,7 +21,7 @@ from services.adapters.generate.metrics import EngineMetrics
 
 # Output is collected unless an answer begins or ends, since each event costs the bus, the router and the client a
 # millisecond of a core that could compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`.
-TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.025
+TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.1
 _WAIT_S = 1.0
 _RETRY_S = 0.2
 _log = log.get("engine")
