@@ -39,10 +39,11 @@ from engine.decoder.scheduler import ScheduledRows, StepLimits
 from engine.decoder.sequence import Range
 from engine.device import DeviceQueue
 
+# The most tokens that a step gives a sequence, and the most seconds of them all.
 SEVERAL, SEVERAL_S = (
     4,
     0.1,
-)  # the most tokens that a step gives a sequence, and seconds that they take
+)
 DRAFTED = 8  # with more sequences no tokens are guessed: further rows are not cheap then
 
 
