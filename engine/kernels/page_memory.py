@@ -23,7 +23,9 @@ from engine.models.decoders.spec import DecoderSpec
 LAYOUT = 2  # version of the packed layout, in which pages leave the host (see `pack`); part of the fingerprint
 SEQUENCES = 64  # unless configured, a pool has room for at most this many sequences of full context
 HOST_TIMES = 4  # unless configured, the host has at most this many times the device's pages
+TOUCHED = 256 << 20  # bytes of a device's pages on a CPU that are allocated at the start
 SHARE_CPU, _SHARE_HOST, _SHARE_DEVICE = 0.4, 0.25, 0.8
+_MADV_POPULATE_WRITE = 23  # Linux' number, which Python lacks
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -40,7 +42,7 @@ class PageMemory:
     `layers` are the numbers of the group's layers in the model, `window` is the number of positions that a row sees
     (None: all); `scale` and `cap` are the factor and the soft cap of attention scores (see `DecoderSpec`). Keys and
     values have the plain layout, which torch and Triton read, or are `packed` for the compiled kernels. A host
-    allocates the memory of a page when the page is first written.
+    allocates the memory of a page when the page is first written, but for those of the first `touched` bytes.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class PageMemory:
         device: torch.device,
         segment: MemorySegment | None = None,
         packed: bool = False,
+        touched: int = 0,
     ) -> None:
         """Allocate the memory: part of a host's `segment`, if given, else of `device`."""
         self.segment = segment
@@ -67,7 +70,7 @@ class PageMemory:
         # By page and layer: the number of writes other than attention's appended rows.
         self.versions: NDArray[np.uint32] | None = None
         if segment is None:
-            self.data = _zeros(shape, dtype, device)
+            self.data = _zeros(shape, dtype, device, touched)
         else:
             self.versions = np.zeros((pages, len(layers)), np.uint32)
             self.offset = segment.take(pages * page_bytes(spec, len(layers), dtype))
@@ -350,7 +353,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, touched: int
+) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # An anonymous mapping is zero without being touched, and has large pages where the system offers them; torch.zeros
@@ -359,6 +364,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if touched:
+        with contextlib.suppress(OSError):  # Linux before 5.14
+            memory.madvise(_MADV_POPULATE_WRITE, 0, min(touched, size))
     return _mapped(memory, 0, shape, dtype)
 
 

@@ -36,6 +36,7 @@ from engine.host.helped_attention import HelpedAttention, helped
 from engine.kernels.page_arrival import PageArrival
 from engine.kernels.page_memory import (
     LAYOUT,
+    TOUCHED,
     PageMemory,
     host_page_count,
     page_bytes,
@@ -557,7 +558,16 @@ def _memory(
     spec = files.spec
     pages = page_count(spec, kv_bytes, dtype=dtype, device=place)
     pools = [
-        PageMemory(spec, window, layers, pages, dtype=dtype, device=place, packed=packed)
+        PageMemory(
+            spec,
+            window,
+            layers,
+            pages,
+            dtype=dtype,
+            device=place,
+            packed=packed,
+            touched=TOUCHED // len(spec.groups),
+        )
         for window, layers in spec.groups
     ]
     below = host_page_count(

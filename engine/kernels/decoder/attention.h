@@ -15,7 +15,8 @@
 namespace spillway {
 
 constexpr int PAGE = 32, CHUNK = 8;        // tokens a page, pages a chunk
-constexpr int QUERIES = 64;                // query heads that attend to a page together
+constexpr int QUERIES = 64;                // query heads that attend to a page together, at most
+constexpr int IN_CACHE = 24;               // of a block's: their scores of a chunk stay in the first cache
 constexpr int TOGETHER = REGISTER == 64 ? 6 : 4;  // of them whose scores stay in registers
 constexpr int SUMS = REGISTER == 64 ? 4 : 2;      // vectors of each of their sums that do
 constexpr int WIDEST = 512;                // dims of a head, at most
@@ -168,7 +169,7 @@ struct Chunk {
 // Turn scores `x` of query heads with a chunk's tokens, by (page, query), into weights in the same place; note each
 // query's largest score and sum of weights. Lines from `ahead` to `ahead_end` are asked for meanwhile, one a page.
 template <Kind K>
-inline void weights(const Chunk& chunk, int64_t queries, F (*x)[QUERIES][2], const int64_t* positions, int64_t window,
+inline void weights(const Chunk& chunk, int64_t queries, F (*x)[2], const int64_t* positions, int64_t window,
                     float scale, float cap, const uint8_t* ahead, const uint8_t* ahead_end, float* row_max,
                     float* row_sum) {
   static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -177,7 +178,7 @@ inline void weights(const Chunk& chunk, int64_t queries, F (*x)[QUERIES][2], con
     F top = splat(NOTHING);
     for (int64_t page = 0; page < chunk.pages; ++page)
       for (int h = 0; h < 2; ++h) {
-        F& score = x[page][r][h];
+        F& score = x[page * queries + r][h];
         score *= splat(scale);
         if (cap > 0) score = capped(score, cap);
         if (!chunk.whole[page]) {
@@ -191,13 +192,14 @@ inline void weights(const Chunk& chunk, int64_t queries, F (*x)[QUERIES][2], con
     row_max[r] = largest(top);
     F total = {};
     for (int64_t page = 0; page < chunk.pages; ++page) {
-      const F e0 = exponential(x[page][r][0] - splat(row_max[r])), e1 = exponential(x[page][r][1] - splat(row_max[r]));
+      F* scores = x[page * queries + r];
+      const F e0 = exponential(scores[0] - splat(row_max[r])), e1 = exponential(scores[1] - splat(row_max[r]));
       total += e0 + e1;
       if (K == BF16) {
-        store((uint16_t*)x[page][r], narrow(e0));
-        store((uint16_t*)x[page][r] + 16, narrow(e1));
+        store((uint16_t*)scores, narrow(e0));
+        store((uint16_t*)scores + 16, narrow(e1));
       } else {
-        x[page][r][0] = e0, x[page][r][1] = e1;
+        scores[0] = e0, scores[1] = e1;
       }
       if (ahead < ahead_end) prefetch(ahead), ahead += 64;
     }
@@ -264,16 +266,16 @@ inline void attend(const Heads& of, const Pages& pages, int64_t layer, const Blo
         }
       }
   };
-  alignas(64) F x[CHUNK][QUERIES][2];
+  alignas(64) F x[CHUNK * QUERIES][2];
   const uint8_t* values = chunk.data[0] + half;
   by_tiles(0, values, [&](int64_t page, const uint8_t* at, const uint8_t* ahead, int64_t a, auto r) {
-    score<K, r()>(rows + a, at, of.dim / UNITS<K>, ahead, x[page] + a);
+    score<K, r()>(rows + a, at, of.dim / UNITS<K>, ahead, x + page * count * queries + a);
   });
   weights<K>(chunk, count * queries, x, where, pages.window, of.scale, of.cap, values + bytes, values + count * bytes,
              out.row_max.data(), out.row_sum.data());
   const uint8_t* next = to < block.pages && table[to] >= 0 ? place(to) : values;
   by_tiles(half, next, [&](int64_t page, const uint8_t* at, const uint8_t* ahead, int64_t a, auto r) {
-    weigh<K, r()>(x[page] + a, at, of.dim, ahead, sums + a);
+    weigh<K, r()>(x + page * count * queries + a, at, of.dim, ahead, sums + a);
   });
 }
 
@@ -305,7 +307,7 @@ struct Attention {
   void plan(const Heads& of, const Pages& pages, const int64_t* positions, const int64_t* ends, int64_t sequences,
             int threads, bool even = false, Side side = WHOLE, const int64_t* fronts = nullptr) {
     blocks.clear(), firsts.assign(1, 0);
-    const int64_t together = std::max<int64_t>(1, QUERIES / of.shared());
+    const int64_t together = std::max<int64_t>(1, IN_CACHE / of.shared());
     int64_t first = 0, longest = 0;
     for (int64_t s = 0; s < sequences; ++s) {
       for (; first < ends[s]; first = std::min(first + together, ends[s])) {

@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "own_processors.h"
 #include "rows.h"
 
 using namespace spillway;
@@ -484,8 +485,10 @@ void spillway_step(void* model, int64_t rows, const int64_t* tokens, const int64
   grow(w.attended, rows * m.heads.heads * m.heads.dim);
   grow(w.attentions, groups);
   for (int64_t g = 0; g < groups; ++g) w.attentions[g].plan(m.heads, pages[g], positions, ends, sequences, threads);
+  const OwnProcessors own(threads);
 #pragma omp parallel num_threads(threads)
   {
+    own.take();
     embed(m, w, rows, tokens, positions, far, out);
     for (int64_t n = 0; n < int64_t(m.layers.size()); ++n) {
       const Layer& layer = m.layers[n];
