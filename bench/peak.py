@@ -13,6 +13,7 @@ from loadgen import stats
 
 STOLEN = 0.02  # a block counts if the host took at most this share of the CPU time
 _FEWEST = 3  # fewer stolen ticks are noise
+_REST_S = 0.1  # BLAS' threads spin for some 30 ms after a product, which slows what is measured next
 _STAT = Path("/proc/stat")
 
 
@@ -67,7 +68,7 @@ def stolen_share(before: CpuTicks, after: CpuTicks) -> float:
 
 
 class Peak:
-    """Measures the speed of numpy's BLAS and of the memory, and stolen CPU time; `now()` takes about 100 ms."""
+    """Measures the speed of numpy's BLAS and of the memory, and stolen CPU time; `now()` takes about 200 ms."""
 
     def __init__(self, size: int = 768, repeats: int = 5, mebibytes: int = 64) -> None:
         rng = np.random.default_rng(0)
@@ -84,6 +85,7 @@ class Peak:
         before, self._ticks = self._ticks, read_ticks()
         product_s = self._best(lambda: np.dot(self._a, self._b))
         copy_s = self._best(lambda: np.copyto(self._to, self._from))
+        time.sleep(_REST_S)
         return Speed(
             2.0 * self._a.shape[0] ** 3 / product_s / 1e9,
             2 * len(self._from) / copy_s / 1e9,
