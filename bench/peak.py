@@ -13,7 +13,7 @@ from loadgen import stats
 
 STOLEN = 0.02  # a block counts if the host took at most this share of the CPU time
 _FEWEST = 3  # fewer stolen ticks are noise
-_REST_S = 0.1  # BLAS' threads spin for some 30 ms after a product, which slows what is measured next
+_REST_S = 0.1  # BLAS' threads spin for some 30 ms after a product, which would slow what follows
 _STAT = Path("/proc/stat")
 
 
