@@ -17,7 +17,7 @@ constexpr float MOST_SHIFT = 127;
 constexpr int EXPONENTS = 8, FRACTION = 5;  // exponents of an output's scales; bits
 
 // The values of nibbles that stand in bytes.
-inline I nibble_values(I codes) {
+INLINED I nibble_values(I codes) {
 #if defined(__AVX512BW__)
   const __m512i values = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)NIBBLE_VALUES));
   UNROLLED(i, PARTS) codes.part[i] = (I::Part)_mm512_shuffle_epi8(values, (__m512i)codes.part[i]);
@@ -34,7 +34,7 @@ inline I nibble_values(I codes) {
 }
 
 // A scale as it is kept: `exponent` is that of the output's least, as fp32 has it.
-inline F int4_scale(I exponent, I scale) { return (F)((exponent << 23) + (scale << (23 - FRACTION))); }
+INLINED F int4_scale(I exponent, I scale) { return (F)((exponent << 23) + (scale << (23 - FRACTION))); }
 inline float int4_scale(int exponent, int scale) {
   const int32_t kept = (exponent << 23) + (scale << (23 - FRACTION));
   float x;

@@ -41,7 +41,13 @@ constexpr int WIDE = 4, ROWS = 6;  // vectors of outputs and rows whose sums sta
 #else
 constexpr int WIDE = 1, ROWS = 4;
 #endif
-constexpr int64_t PART_BYTES = 320 << 10;  // of a tile, what stays in the second cache while rows pass
+// What of a tile stays in the second cache while rows pass over it in turns. Few rows wait for memory as long as they
+// compute: their parts of bytes and nibbles stay in the first caches, and every pass asks for some of the next part.
+constexpr int64_t PART_BYTES = 320 << 10, FEW_PART_BYTES = 24 << 10, FEW_ROWS = 48;
+constexpr int64_t LINE = 64;  // bytes that memory brings together
+
+// Whole numbers need registers for two sums: many rows take fewer vectors at a time.
+constexpr bool in_one_pass(int64_t rows) { return WIDE == VECTORS && rows <= 3; }
 
 inline int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -152,8 +158,8 @@ struct Input {
 // The sums of M rows and V vectors of outputs over the inputs [from, to), added to those in `acc` (rows of TILE). In
 // fp32 every 32 inputs have a sum of their own, so that rounding does not add up along many.
 constexpr int64_t STRETCH = 32;
-inline F number(const float* from) { return load<F>(from); }
-inline F number(const uint16_t* from) { return widen16(load<H>(from)); }
+INLINED F number(const float* from) { return load<F>(from); }
+INLINED F number(const uint16_t* from) { return widen16(load<H>(from)); }
 template <int M, int V, class T>
 inline void step_floats(const T* w, const float* const* x, int64_t from, int64_t to, float* acc) {
   for (int64_t first = from; first < to; first += STRETCH) {
@@ -190,6 +196,21 @@ inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, i
     UNROLLED(v, V) store(acc + m * TILE + 16 * v, s[m][v]);
 }
 
+// The share of a pass in what is asked for ahead of all: `lines` a group of inputs, from `at` on.
+struct Ahead {
+  const uint8_t* at;
+  int64_t lines;
+
+  // The share of pass `number` of `count` over some groups.
+  Ahead share(int64_t number, int64_t count, int64_t groups) const {
+    const int64_t each = (lines + count - 1) / count;
+    return {at + number * each * groups * LINE, each};
+  }
+  void ask() {
+    for (int64_t n = 0; n < lines; ++n, at += LINE) prefetch_beyond(at);
+  }
+};
+
 // Rounded rows: their bytes in fours, the scales of groups, the sums of half groups.
 template <int M>
 struct Rounded {
@@ -200,7 +221,7 @@ struct Rounded {
 
 // The scales of a group's outputs, 16 of them from `at` on in their part of the tile; `head` is of their block or tile.
 template <Kind K>
-inline F group_scale(const uint8_t* group, int at, F head) {
+INLINED F group_scale(const uint8_t* group, int at, F head) {
   if (K == INT4) return int4_scale((I)head, unsigned_bytes(group + at));
   if (K == IQ4_XS) return to_float(signed_bytes(group + at)) * head;
   if (in_blocks(K)) return to_float(unsigned_bytes(group + at)) * head;
@@ -210,15 +231,16 @@ inline F group_scale(const uint8_t* group, int at, F head) {
 
 // What is added to 16 of a group's weights; `head` is their block's minimum, negative, or the scale of int4.
 template <Kind K>
-inline F group_offset(const uint8_t* group, int at, F head) {
+INLINED F group_offset(const uint8_t* group, int at, F head) {
   if (K == INT4) return to_float(unsigned_bytes(group + TILE + at) - splat(SHIFT_ZERO)) * head;
   if (in_blocks(K)) return to_float(unsigned_bytes(group + TILE + at)) * head;
   return widen16(load<H>(group + TILE * 2 + at * 2));
 }
 
 // `first` is the first of the V vectors in its tile, whose blocks begin at `w`; `acc` begins at it.
-template <int M, int V, Kind K>
-inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+template <int M, int V, Kind K, bool ASKS>
+inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, Ahead ahead,
+                       float* acc) {
   constexpr int GROUPS = block_inputs(K) / GROUP, EACH = bits(K) == 8 ? 1 : 2;  // codes in a byte
   const I low_bits = splat(0x0f0f0f0f), fifth = splat(0x10101010);
   F s[M][V], heads[V] = {}, minima[V] = {};
@@ -239,6 +261,7 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       const uint8_t* codes = at + codes_at(K) + 64 * first;
       int32_t total[M];
       I t[M][V], five[V];
+      if (ASKS) ahead.ask();
       UNROLLED(m, M) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
       UNROLLED(v, V) {
         UNROLLED(m, M) t[m][v] = splat(-zero(K) * total[m]);
@@ -272,8 +295,9 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
 }
 
 // A weight of Q6_K is scale * (code - 32), the scale of 16 inputs a whole number times what the block begins with.
-template <int M, int V>
-inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, float* acc) {
+template <int M, int V, bool ASKS>
+inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, Ahead ahead,
+                      float* acc) {
   F s[M][V];
   UNROLLED(m, M)
     UNROLLED(v, V) s[m][v] = load<F>(acc + m * TILE + 16 * v);
@@ -288,6 +312,7 @@ inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t
       const uint8_t* pairs = at + TILE * 2 + half * TILE * 4 + 64 * first;
       const uint8_t* codes = at + TILE * 2 + TILE * GROUP / 4 + half * 2 * TILE * 4 + 64 * first;
       I t[M][V];
+      if (ASKS && !half) ahead.ask();
       UNROLLED(m, M)
         UNROLLED(v, V) t[m][v] = splat(-32 * in.total[m][2 * g + half]);
       UNROLLED(v, V) {
@@ -351,14 +376,20 @@ struct Linear {
     const Tile& of = tiles[number];
     for (int64_t i = 0; i < rows * TILE; i += 16)
       store(acc + i, bias.empty() ? F{} : load<F>(bias.data() + number * TILE + i % TILE));
-    const int64_t part = std::max<int64_t>(1, PART_BYTES / block_bytes(of.kind));
+    const int64_t turns = (rows + ROWS - 1) / ROWS, each = block_bytes(of.kind);
+    const bool few = form_of(of.kind) == BYTES && !in_one_pass(rows) && rows <= FEW_ROWS;
+    const int64_t part = std::max<int64_t>(1, (few ? FEW_PART_BYTES : PART_BYTES) / each);
     const int64_t blocks = up(inputs, block_inputs(of.kind)) / block_inputs(of.kind);
-    const int64_t turns = (rows + ROWS - 1) / ROWS;
-    for (int64_t g = 0; g < blocks; g += part)
+    const int64_t lines = few ? up(each * GROUP / block_inputs(of.kind), LINE) / LINE : 0;
+    for (int64_t g = 0; g < blocks; g += part) {
+      const int64_t end = std::min(blocks, g + part);
+      const Ahead next{of.data + tile_head(of.kind) + end * each, lines};
       for (int64_t b = 0; b < turns; ++b) {
         const int64_t first = b * rows / turns, last = (b + 1) * rows / turns;
-        block(int(last - first), of, in, first, g, std::min(blocks, g + part), acc + first * TILE);
+        const Ahead ahead = next.share(b, turns, (end - g) * block_inputs(of.kind) / GROUP);
+        block(int(last - first), of, in, first, g, end, ahead, acc + first * TILE);
       }
+    }
   }
 
   int64_t bytes() const {
@@ -572,22 +603,23 @@ struct Linear {
     }
   }
 
-  static void block(int m, const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) {
+  static void block(int m, const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, Ahead ahead,
+                    float* acc) {
     switch (m) {
-      case 1: return some<1>(of, in, first, from, to, acc);
-      case 2: return some<2>(of, in, first, from, to, acc);
-      case 3: return some<3>(of, in, first, from, to, acc);
-      case 4: return some<4>(of, in, first, from, to, acc);
+      case 1: return some<1>(of, in, first, from, to, ahead, acc);
+      case 2: return some<2>(of, in, first, from, to, ahead, acc);
+      case 3: return some<3>(of, in, first, from, to, ahead, acc);
+      case 4: return some<4>(of, in, first, from, to, ahead, acc);
 #if defined(__AVX512F__)
-      case 5: return some<5>(of, in, first, from, to, acc);
-      case 6: return some<6>(of, in, first, from, to, acc);
+      case 5: return some<5>(of, in, first, from, to, ahead, acc);
+      case 6: return some<6>(of, in, first, from, to, ahead, acc);
 #endif
     }
   }
 
   // Rows from `first` on, blocks [from, to).
   template <int M>
-  static void some(const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, float* acc) {
+  static void some(const Tile& of, const Input& in, int64_t first, int64_t from, int64_t to, Ahead ahead, float* acc) {
     const uint8_t* w = of.data + tile_head(of.kind);
     if (of.kind == FP32 || of.kind == FP16) {
       const float* x[M];
@@ -612,23 +644,31 @@ struct Linear {
       x.scale[m] = in.scales.data() + (first + m) * in.groups;
       x.total[m] = in.sums.data() + (first + m) * in.groups * 2;
     }
-    // Whole numbers need registers for two sums: fewer vectors at a time for many rows.
-    constexpr int FEW = M > 3 && WIDE > 2 ? 2 : WIDE;
+    if constexpr (!in_one_pass(M))
+      if (ahead.lines) return codes<M, true>(of, x, from, to, ahead, acc);
+    codes<M, false>(of, x, from, to, ahead, acc);
+  }
+
+  template <int M, bool ASKS>
+  static void codes(const Tile& of, const Rounded<M>& x, int64_t from, int64_t to, Ahead ahead, float* acc) {
+    constexpr int FEW = in_one_pass(M) || WIDE == 1 ? WIDE : 2;
+    const uint8_t* w = of.data + tile_head(of.kind);
     for (int v = 0; v < VECTORS; v += FEW) {
+      const Ahead mine = ahead.share(v / FEW, VECTORS / FEW, (to - from) * block_inputs(of.kind) / GROUP);
       float* sums = acc + 16 * v;
       switch (of.kind) {
-        case INT8: step_codes<M, FEW, INT8>(w, v, x, from, to, sums); break;
-        case INT4: step_codes<M, FEW, INT4>(w, v, x, from, to, sums); break;
-        case Q8_0: step_codes<M, FEW, Q8_0>(w, v, x, from, to, sums); break;
-        case Q4_0: step_codes<M, FEW, Q4_0>(w, v, x, from, to, sums); break;
-        case Q4_K: step_codes<M, FEW, Q4_K>(w, v, x, from, to, sums); break;
-        case IQ4_NL: step_codes<M, FEW, IQ4_NL>(w, v, x, from, to, sums); break;
-        case IQ4_XS: step_codes<M, FEW, IQ4_XS>(w, v, x, from, to, sums); break;
-        case Q4_1: step_codes<M, FEW, Q4_1>(w, v, x, from, to, sums); break;
-        case Q5_0: step_codes<M, FEW, Q5_0>(w, v, x, from, to, sums); break;
-        case Q5_1: step_codes<M, FEW, Q5_1>(w, v, x, from, to, sums); break;
-        case Q5_K: step_codes<M, FEW, Q5_K>(w, v, x, from, to, sums); break;
-        default: step_q6_k<M, FEW>(w, v, x, from, to, sums);
+        case INT8: step_codes<M, FEW, INT8, ASKS>(w, v, x, from, to, mine, sums); break;
+        case INT4: step_codes<M, FEW, INT4, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q8_0: step_codes<M, FEW, Q8_0, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q4_0: step_codes<M, FEW, Q4_0, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q4_K: step_codes<M, FEW, Q4_K, ASKS>(w, v, x, from, to, mine, sums); break;
+        case IQ4_NL: step_codes<M, FEW, IQ4_NL, ASKS>(w, v, x, from, to, mine, sums); break;
+        case IQ4_XS: step_codes<M, FEW, IQ4_XS, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q4_1: step_codes<M, FEW, Q4_1, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q5_0: step_codes<M, FEW, Q5_0, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q5_1: step_codes<M, FEW, Q5_1, ASKS>(w, v, x, from, to, mine, sums); break;
+        case Q5_K: step_codes<M, FEW, Q5_K, ASKS>(w, v, x, from, to, mine, sums); break;
+        default: step_q6_k<M, FEW, ASKS>(w, v, x, from, to, mine, sums);
       }
     }
   }

@@ -13,6 +13,8 @@
 // A loop of at most 16 turns whose body stands once for each. Arrays of vectors that it indexes stay in registers: left to
 // itself, GCC unrolls after it has laid them into memory, and stores every sum at every turn.
 #define UNROLLED(i, end) _Pragma("GCC unroll 16") for (int i = 0; i < (end); ++i)
+// A function of a few instructions: in a source as large as this, GCC calls some of them, which takes 30 times as long.
+#define INLINED inline __attribute__((always_inline))
 
 namespace spillway {
 
@@ -45,42 +47,42 @@ typedef Lanes<int32_t> I;
 typedef uint16_t H __attribute__((vector_size(32)));  // 16 halves of either kind
 
 template <class To, class From, class Do>
-inline Lanes<To> each(Lanes<From> x, Do go) {
+INLINED Lanes<To> each(Lanes<From> x, Do go) {
   Lanes<To> v;
   UNROLLED(i, PARTS) v.part[i] = go(x.part[i]);
   return v;
 }
 #define OPERATOR(op)                                                 \
   template <class T>                                                 \
-  inline Lanes<T> operator op(Lanes<T> x, Lanes<T> y) {              \
+  INLINED Lanes<T> operator op(Lanes<T> x, Lanes<T> y) {              \
     UNROLLED(i, PARTS) x.part[i] = x.part[i] op y.part[i];           \
     return x;                                                        \
   }                                                                  \
   template <class T>                                                 \
-  inline Lanes<T>& operator op##=(Lanes<T>& x, Lanes<T> y) {         \
+  INLINED Lanes<T>& operator op##=(Lanes<T>& x, Lanes<T> y) {         \
     return x = x op y;                                               \
   }
 OPERATOR(+) OPERATOR(-) OPERATOR(*) OPERATOR(/) OPERATOR(&) OPERATOR(|)
 #undef OPERATOR
 template <class T>
-inline Lanes<T> operator-(Lanes<T> x) { return each<T>(x, [](auto part) { return -part; }); }
-inline I operator<<(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part << bits; }); }
-inline I operator>>(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part >> bits; }); }
+INLINED Lanes<T> operator-(Lanes<T> x) { return each<T>(x, [](auto part) { return -part; }); }
+INLINED I operator<<(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part << bits; }); }
+INLINED I operator>>(I x, int bits) { return each<int32_t>(x, [=](auto part) { return part >> bits; }); }
 #define COMPARISON(op)                                               \
-  inline I operator op(F x, F y) {                                   \
+  INLINED I operator op(F x, F y) {                                   \
     I v;                                                             \
     UNROLLED(i, PARTS) v.part[i] = x.part[i] op y.part[i];           \
     return v;                                                        \
   }
 COMPARISON(<) COMPARISON(<=) COMPARISON(>)
 #undef COMPARISON
-inline F pick(I where, F yes, F no) {
+INLINED F pick(I where, F yes, F no) {
   UNROLLED(i, PARTS) yes.part[i] = where.part[i] ? yes.part[i] : no.part[i];
   return yes;
 }
 
 template <class V, class T>
-inline V load(const T* from) {
+INLINED V load(const T* from) {
   V v;
   if constexpr (std::is_same_v<V, F> || std::is_same_v<V, I>) {
     UNROLLED(i, PARTS) std::memcpy(&v.part[i], (const char*)from + i * REGISTER, REGISTER);
@@ -90,19 +92,19 @@ inline V load(const T* from) {
   return v;
 }
 template <class V, class T>
-inline void store(T* to, V v) {
+INLINED void store(T* to, V v) {
   if constexpr (std::is_same_v<V, F> || std::is_same_v<V, I>) {
     UNROLLED(i, PARTS) std::memcpy((char*)to + i * REGISTER, &v.part[i], REGISTER);
   } else {
     std::memcpy(to, &v, sizeof v);
   }
 }
-inline F splat(float x) { return each<float>(F{}, [=](auto zeros) { return x - zeros; }); }
-inline I splat(int32_t x) { return each<int32_t>(I{}, [=](auto zeros) { return x - zeros; }); }
-inline F max(F a, F b) { return pick(a > b, a, b); }
-inline F to_float(I v) { return each<float>(v, [](auto part) { return __builtin_convertvector(part, F::Part); }); }
+INLINED F splat(float x) { return each<float>(F{}, [=](auto zeros) { return x - zeros; }); }
+INLINED I splat(int32_t x) { return each<int32_t>(I{}, [=](auto zeros) { return x - zeros; }); }
+INLINED F max(F a, F b) { return pick(a > b, a, b); }
+INLINED F to_float(I v) { return each<float>(v, [](auto part) { return __builtin_convertvector(part, F::Part); }); }
 
-inline F::Part fma(F::Part a, F::Part b, F::Part c) {
+INLINED F::Part fma(F::Part a, F::Part b, F::Part c) {
 #if defined(__AVX512F__)
   return (F::Part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -111,41 +113,41 @@ inline F::Part fma(F::Part a, F::Part b, F::Part c) {
   return a * b + c;
 #endif
 }
-inline F fma(F a, F b, F c) {
+INLINED F fma(F a, F b, F c) {
   UNROLLED(i, PARTS) c.part[i] = fma(a.part[i], b.part[i], c.part[i]);
   return c;
 }
 
 // 16 numbers of another kind, widened: GCC takes them apart one by one for __builtin_convertvector.
 #if defined(__AVX512F__)
-inline I unsigned_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepu8_epi32(load<__m128i>(from))}}; }
-inline I signed_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepi8_epi32(load<__m128i>(from))}}; }
-inline I unsigned_halves(H v) { return {{(I::Part)_mm512_cvtepu16_epi32((__m256i)v)}}; }
+INLINED I unsigned_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepu8_epi32(load<__m128i>(from))}}; }
+INLINED I signed_bytes(const uint8_t* from) { return {{(I::Part)_mm512_cvtepi8_epi32(load<__m128i>(from))}}; }
+INLINED I unsigned_halves(H v) { return {{(I::Part)_mm512_cvtepu16_epi32((__m256i)v)}}; }
 #elif defined(__AVX2__)
-inline I unsigned_bytes(const uint8_t* from) {
+INLINED I unsigned_bytes(const uint8_t* from) {
   const __m128i v = load<__m128i>(from);
   return {{(I::Part)_mm256_cvtepu8_epi32(v), (I::Part)_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))}};
 }
-inline I signed_bytes(const uint8_t* from) {
+INLINED I signed_bytes(const uint8_t* from) {
   const __m128i v = load<__m128i>(from);
   return {{(I::Part)_mm256_cvtepi8_epi32(v), (I::Part)_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))}};
 }
-inline I unsigned_halves(H v) {
+INLINED I unsigned_halves(H v) {
   const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
   return {{(I::Part)_mm256_cvtepu16_epi32(low), (I::Part)_mm256_cvtepu16_epi32(high)}};
 }
 #else
-inline I unsigned_bytes(const uint8_t* from) {
+INLINED I unsigned_bytes(const uint8_t* from) {
   I v;
   for (int i = 0; i < 16; ++i) v.set(i, from[i]);
   return v;
 }
-inline I signed_bytes(const uint8_t* from) {
+INLINED I signed_bytes(const uint8_t* from) {
   I v;
   for (int i = 0; i < 16; ++i) v.set(i, int8_t(from[i]));
   return v;
 }
-inline I unsigned_halves(H h) {
+INLINED I unsigned_halves(H h) {
   I v;
   for (int i = 0; i < 16; ++i) v.set(i, h[i]);
   return v;
@@ -157,7 +159,7 @@ typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 template <class Join>
-inline float joined(F v, Join join) {
+INLINED float joined(F v, Join join) {
   F8 a[2];
   store((float*)a, v);
   a[0] = join(a[0], a[1]);
@@ -169,10 +171,10 @@ inline float joined(F v, Join join) {
   const float x = b[0][0], y = b[0][1];
   return join(x, y);
 }
-inline float largest(F v) {
+INLINED float largest(F v) {
   return joined(v, [](auto a, auto b) { return a > b ? a : b; });
 }
-inline float sum(F v) {
+INLINED float sum(F v) {
   return joined(v, [](auto a, auto b) { return a + b; });
 }
 
@@ -213,8 +215,8 @@ inline uint16_t narrow16(float x) {  // to fp16
   return bits;
 #endif
 }
-inline F widen(H v) { return (F)(unsigned_halves(v) << 16); }
-inline F widen16(H v) {
+INLINED F widen(H v) { return (F)(unsigned_halves(v) << 16); }
+INLINED F widen16(H v) {
 #if defined(__AVX512F__)
   return {{(F::Part)_mm512_cvtph_ps((__m256i)v)}};
 #elif defined(__AVX2__) && defined(__F16C__)
@@ -226,7 +228,7 @@ inline F widen16(H v) {
   return w;
 #endif
 }
-inline H narrow(F v) {
+INLINED H narrow(F v) {
 #if defined(__AVX512BF16__)
   return (H)_mm512_cvtneps_pbh((__m512)v.part[0]);
 #else
@@ -237,7 +239,7 @@ inline H narrow(F v) {
 }
 
 // acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1], for bf16 pairs.
-inline F dot_pairs(F acc, I a, I b) {
+INLINED F dot_pairs(F acc, I a, I b) {
 #if defined(__AVX512BF16__)
   return {{(F::Part)_mm512_dpbf16_ps((__m512)acc.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0])}};
 #else
@@ -247,7 +249,7 @@ inline F dot_pairs(F acc, I a, I b) {
 #endif
 }
 #if defined(__x86_64__)
-inline I::Part dot_shorts(I::Part a, I::Part b) {
+INLINED I::Part dot_shorts(I::Part a, I::Part b) {
 #if defined(__AVX512BW__)
   return (I::Part)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
@@ -258,7 +260,7 @@ inline I::Part dot_shorts(I::Part a, I::Part b) {
 }
 #endif
 // acc[i] += the four products of unsigned bytes a with signed bytes b.
-inline I dot_bytes(I acc, I a, I b) {
+INLINED I dot_bytes(I acc, I a, I b) {
 #if defined(__AVX512VNNI__)
   return {{(I::Part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0])}};
 #elif defined(__AVXVNNI__)
@@ -306,6 +308,7 @@ inline F tanh(F x) {
 
 inline F capped(F x, float cap) { return splat(cap) * tanh(x / splat(cap)); }
 
-inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+INLINED void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+INLINED void prefetch_beyond(const void* at) { __builtin_prefetch(at, 0, 2); }  // not into the first cache
 
 }  // namespace spillway
