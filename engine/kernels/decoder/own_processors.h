@@ -1,4 +1,4 @@
-// Processors of a step's threads: one for each thread, until the step ends.
+// Processors of a step's threads: one for each thread. The caller is free again when the step ends; helpers stay.
 #pragma once
 #include <omp.h>
 #include <sched.h>
