@@ -15,14 +15,9 @@
 // Nibbles of int4, IQ4_NL and IQ4_XS stand for the numbers of NIBBLE_VALUES.
 #pragma once
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "arena.h"
 #include "int4.h"
 #include "vectors.h"
 
@@ -38,8 +33,11 @@ constexpr int TILE = 64, VECTORS = TILE / 16;
 constexpr int BLOCK = 256;  // inputs, of kinds with scales of scales
 #if defined(__AVX512F__)
 constexpr int WIDE = 4, ROWS = 6;  // vectors of outputs and rows whose sums stay in registers
+// Zen 4 reads whole tiles ahead by itself: 56 GB/s of nibbles, where it reads 40 while it is asked for lines.
+inline const bool READS_AHEAD = __builtin_cpu_is("amd");
 #else
 constexpr int WIDE = 1, ROWS = 4;
+constexpr bool READS_AHEAD = false;
 #endif
 // What of a tile stays in the second cache while rows pass over it in turns. Few rows wait for memory as long as they
 // compute: their parts of bytes and nibbles stay in the first caches, and every pass asks for some of the next part.
@@ -89,18 +87,6 @@ constexpr int64_t block_bytes(Kind kind) {
   return block_head(kind) + block_inputs(kind) / GROUP * group_bytes(kind);
 }
 constexpr int64_t codes_at(Kind kind) { return group_head(kind) + (bits(kind) == 5 ? TILE * 4 : 0); }  // in a group
-
-// Memory in huge pages where the system has them, but for its end: weights are read once a step, front to back.
-inline uint8_t* reserve(size_t bytes) {
-  constexpr size_t HUGE_PAGE = 2 << 20, SMALL_PAGE = 4096;
-  auto* memory = (uint8_t*)std::aligned_alloc(HUGE_PAGE, up(bytes, SMALL_PAGE));
-#if defined(__linux__)
-  const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
-  if (memory && whole) madvise(memory, whole, MADV_HUGEPAGE);
-  if (memory) madvise(memory + whole, up(bytes, SMALL_PAGE) - whole, MADV_NOHUGEPAGE);
-#endif
-  return memory;
-}
 
 // Rows in the forms that a linear takes.
 struct Input {
@@ -155,6 +141,10 @@ struct Input {
   }
 };
 
+// Who asks memory for weights before they are needed: nobody, where the processor reads ahead, which it does as long as
+// lines are read in their order; each line for the one 4 KB on; or each pass for its share of the next part.
+enum Asking { NOBODY, LINES, PASSES };
+
 // The sums of M rows and V vectors of outputs over the inputs [from, to), added to those in `acc` (rows of TILE). In
 // fp32 every 32 inputs have a sum of their own, so that rounding does not add up along many.
 constexpr int64_t STRETCH = 32;
@@ -178,7 +168,7 @@ inline void step_floats(const T* w, const float* const* x, int64_t from, int64_t
   }
 }
 
-template <int M, int V>
+template <int M, int V, Asking BY>
 inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, int64_t to, float* acc) {
   F s[M][V];
   UNROLLED(m, M)
@@ -187,7 +177,7 @@ inline void step_bf16(const int32_t* w, const int32_t* const* x, int64_t from, i
     I b[V];
     UNROLLED(v, V) {
       b[v] = load<I>(w + k * TILE + 16 * v);
-      prefetch(w + k * TILE + 16 * v + 16 * TILE);
+      if (BY != NOBODY) prefetch(w + k * TILE + 16 * v + 16 * TILE);
     }
     UNROLLED(m, M)
       UNROLLED(v, V) s[m][v] = dot_pairs(s[m][v], b[v], splat(x[m][k]));
@@ -238,7 +228,7 @@ INLINED F group_offset(const uint8_t* group, int at, F head) {
 }
 
 // `first` is the first of the V vectors in its tile, whose blocks begin at `w`; `acc` begins at it.
-template <int M, int V, Kind K, bool ASKS>
+template <int M, int V, Kind K, Asking BY>
 inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, Ahead ahead,
                        float* acc) {
   constexpr int GROUPS = block_inputs(K) / GROUP, EACH = bits(K) == 8 ? 1 : 2;  // codes in a byte
@@ -261,7 +251,8 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       const uint8_t* codes = at + codes_at(K) + 64 * first;
       int32_t total[M];
       I t[M][V], five[V];
-      if (ASKS) ahead.ask();
+      if (BY == PASSES) ahead.ask();
+      if (BY == NOBODY) UNROLLED(i, codes_at(K) / LINE) prefetch(at + i * LINE);  // scales, which are used last
       UNROLLED(m, M) total[m] = in.total[m][2 * g] + in.total[m][2 * g + 1];
       UNROLLED(v, V) {
         UNROLLED(m, M) t[m][v] = splat(-zero(K) * total[m]);
@@ -270,7 +261,7 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       UNROLLED(k, GROUP / 4 / EACH) {
         UNROLLED(v, V) {
           const I c = load<I>(codes + k * TILE * 4 + 64 * v);
-          prefetch(codes + k * TILE * 4 + 64 * v + 4096);
+          if (BY != NOBODY) prefetch(codes + k * TILE * 4 + 64 * v + 4096);
           I parts[2] = {EACH == 1 ? c : c & low_bits, c >> 4 & low_bits};
           UNROLLED(part, EACH) {
             const int n = k * EACH + part;
@@ -295,7 +286,7 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
 }
 
 // A weight of Q6_K is scale * (code - 32), the scale of 16 inputs a whole number times what the block begins with.
-template <int M, int V, bool ASKS>
+template <int M, int V, Asking BY>
 inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t from, int64_t to, Ahead ahead,
                       float* acc) {
   F s[M][V];
@@ -312,12 +303,15 @@ inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t
       const uint8_t* pairs = at + TILE * 2 + half * TILE * 4 + 64 * first;
       const uint8_t* codes = at + TILE * 2 + TILE * GROUP / 4 + half * 2 * TILE * 4 + 64 * first;
       I t[M][V];
-      if (ASKS && !half) ahead.ask();
+      if (BY == PASSES && !half) ahead.ask();
+      if (BY == NOBODY && !half)  // scales, and the pairs of both halves
+        UNROLLED(i, (TILE * 2 + TILE * GROUP / 4) / LINE) prefetch(at + i * LINE);
       UNROLLED(m, M)
         UNROLLED(v, V) t[m][v] = splat(-32 * in.total[m][2 * g + half]);
       UNROLLED(v, V) {
         const I h = load<I>(pairs + 64 * v), c0 = load<I>(codes + 64 * v), c1 = load<I>(codes + TILE * 4 + 64 * v);
-        prefetch(pairs + 64 * v + 4096), prefetch(codes + 64 * v + 4096), prefetch(codes + TILE * 4 + 64 * v + 4096);
+        if (BY != NOBODY)
+          prefetch(pairs + 64 * v + 4096), prefetch(codes + 64 * v + 4096), prefetch(codes + TILE * 4 + 64 * v + 4096);
         const I four[4] = {(c0 & low_bits) | (h << 4 & high_bits), (c0 >> 4 & low_bits) | (h << 2 & high_bits),
                            (c1 & low_bits) | (h & high_bits), (c1 >> 4 & low_bits) | (h >> 2 & high_bits)};
         UNROLLED(k, 4)
@@ -346,11 +340,11 @@ struct Linear {
   std::vector<Tile> tiles;
   std::vector<float> bias;  // of whole tiles, or empty
 
-  // Add a matrix. `at(output)` is where an output's row of weights begins (fp32 or bf16), or nullptr for one that is not
-  // there. False if there is no memory.
+  // Add a matrix, which lies in `memory`. `at(output)` is where an output's row of weights begins (fp32 or bf16), or
+  // nullptr for one that is not there. False if there is no memory.
   template <class At>
-  bool pack(Kind as, int64_t outs, int64_t ins, bool half, At at, int threads) {
-    return add(as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
+  bool pack(Arena& memory, Kind as, int64_t outs, int64_t ins, bool half, At at, int threads) {
+    return add(memory, as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
       const void* row = at(output);
       if (!row) return;
       static thread_local std::vector<float> numbers;
@@ -364,8 +358,8 @@ struct Linear {
 
   // Add a matrix as a GGUF file holds it, of `row_bytes` an output.
   template <class At>
-  bool pack_stored(Kind as, int64_t outs, int64_t ins, At at, int threads) {
-    return add(as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
+  bool pack_stored(Arena& memory, Kind as, int64_t outs, int64_t ins, At at, int threads) {
+    return add(memory, as, outs, ins, threads, [&](uint8_t* tile, int n, int64_t output) {
       const uint8_t* row = at(output);
       if (row) copy(as, tile, n, row, ins);
     });
@@ -406,28 +400,20 @@ struct Linear {
   }
 
  private:
-  struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-  };
-  std::vector<std::unique_ptr<uint8_t, Free>> memory_;
-
   // Add tiles; `fill(tile, n, output)` writes one output.
   template <class Fill>
-  bool add(Kind as, int64_t outs, int64_t ins, int threads, Fill fill) {
+  bool add(Arena& memory, Kind as, int64_t outs, int64_t ins, int threads, Fill fill) {
     const int64_t count = up(outs, TILE) / TILE;
     const int64_t each = tile_bytes(as, ins);
-    uint8_t* data = reserve(count * each + 8192);  // prefetching goes a little beyond
+    uint8_t* data = memory.take(count * each);
     if (!data) return false;
-    memory_.emplace_back(data);
     inputs = ins, groups = up(ins, GROUP) / GROUP, forms |= form_of(as);
     for (int64_t t = 0; t < count; ++t)
       tiles.push_back({as, outputs + t * TILE, std::min<int64_t>(TILE, outs - t * TILE), data + t * each});
     outputs += outs;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t t = 0; t < count; ++t) {
-      std::memset(data + t * each, 0, each);
+    for (int64_t t = 0; t < count; ++t)
       for (int n = 0; n < TILE && t * TILE + n < outs; ++n) fill(data + t * each, n, t * TILE + n);
-    }
     return true;
   }
 
@@ -634,8 +620,9 @@ struct Linear {
     if (of.kind == BF16) {
       const int32_t* x[M];
       for (int m = 0; m < M; ++m) x[m] = (const int32_t*)(in.halves.data() + (first + m) * in.stride);
+      const auto step = READS_AHEAD ? step_bf16<M, WIDE, NOBODY> : step_bf16<M, WIDE, LINES>;
       for (int v = 0; v < VECTORS; v += WIDE)
-        step_bf16<M, WIDE>((const int32_t*)w + 16 * v, x, from * GROUP / 2, to * GROUP / 2, acc + 16 * v);
+        step((const int32_t*)w + 16 * v, x, from * GROUP / 2, to * GROUP / 2, acc + 16 * v);
       return;
     }
     Rounded<M> x;
@@ -644,12 +631,15 @@ struct Linear {
       x.scale[m] = in.scales.data() + (first + m) * in.groups;
       x.total[m] = in.sums.data() + (first + m) * in.groups * 2;
     }
-    if constexpr (!in_one_pass(M))
-      if (ahead.lines) return codes<M, true>(of, x, from, to, ahead, acc);
-    codes<M, false>(of, x, from, to, ahead, acc);
+    if constexpr (in_one_pass(M)) {
+      if (READS_AHEAD && bits(of.kind) < 8) return codes<M, NOBODY>(of, x, from, to, ahead, acc);
+    } else {
+      if (ahead.lines) return codes<M, PASSES>(of, x, from, to, ahead, acc);
+    }
+    codes<M, LINES>(of, x, from, to, ahead, acc);
   }
 
-  template <int M, bool ASKS>
+  template <int M, Asking BY>
   static void codes(const Tile& of, const Rounded<M>& x, int64_t from, int64_t to, Ahead ahead, float* acc) {
     constexpr int FEW = in_one_pass(M) || WIDE == 1 ? WIDE : 2;
     const uint8_t* w = of.data + tile_head(of.kind);
@@ -657,18 +647,18 @@ struct Linear {
       const Ahead mine = ahead.share(v / FEW, VECTORS / FEW, (to - from) * block_inputs(of.kind) / GROUP);
       float* sums = acc + 16 * v;
       switch (of.kind) {
-        case INT8: step_codes<M, FEW, INT8, ASKS>(w, v, x, from, to, mine, sums); break;
-        case INT4: step_codes<M, FEW, INT4, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q8_0: step_codes<M, FEW, Q8_0, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q4_0: step_codes<M, FEW, Q4_0, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q4_K: step_codes<M, FEW, Q4_K, ASKS>(w, v, x, from, to, mine, sums); break;
-        case IQ4_NL: step_codes<M, FEW, IQ4_NL, ASKS>(w, v, x, from, to, mine, sums); break;
-        case IQ4_XS: step_codes<M, FEW, IQ4_XS, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q4_1: step_codes<M, FEW, Q4_1, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q5_0: step_codes<M, FEW, Q5_0, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q5_1: step_codes<M, FEW, Q5_1, ASKS>(w, v, x, from, to, mine, sums); break;
-        case Q5_K: step_codes<M, FEW, Q5_K, ASKS>(w, v, x, from, to, mine, sums); break;
-        default: step_q6_k<M, FEW, ASKS>(w, v, x, from, to, mine, sums);
+        case INT8: step_codes<M, FEW, INT8, BY>(w, v, x, from, to, mine, sums); break;
+        case INT4: step_codes<M, FEW, INT4, BY>(w, v, x, from, to, mine, sums); break;
+        case Q8_0: step_codes<M, FEW, Q8_0, BY>(w, v, x, from, to, mine, sums); break;
+        case Q4_0: step_codes<M, FEW, Q4_0, BY>(w, v, x, from, to, mine, sums); break;
+        case Q4_K: step_codes<M, FEW, Q4_K, BY>(w, v, x, from, to, mine, sums); break;
+        case IQ4_NL: step_codes<M, FEW, IQ4_NL, BY>(w, v, x, from, to, mine, sums); break;
+        case IQ4_XS: step_codes<M, FEW, IQ4_XS, BY>(w, v, x, from, to, mine, sums); break;
+        case Q4_1: step_codes<M, FEW, Q4_1, BY>(w, v, x, from, to, mine, sums); break;
+        case Q5_0: step_codes<M, FEW, Q5_0, BY>(w, v, x, from, to, mine, sums); break;
+        case Q5_1: step_codes<M, FEW, Q5_1, BY>(w, v, x, from, to, mine, sums); break;
+        case Q5_K: step_codes<M, FEW, Q5_K, BY>(w, v, x, from, to, mine, sums); break;
+        default: step_q6_k<M, FEW, BY>(w, v, x, from, to, mine, sums);
       }
     }
   }

@@ -80,6 +80,7 @@ struct Model : Shape {
   std::vector<Layer> layers;
   std::vector<Rotation> rotations;
   std::vector<float> last;
+  Arena weights;  // of all linears
   Linear head, table_packed;
   Work work;  // of steps in one call
 
@@ -112,7 +113,7 @@ constexpr int64_t FEW = 8192;  // inputs of all rows
 thread_local Input own;
 
 // Every tile of a linear for all rows; `end(tile, sums)` takes the sums. Few rows wait for memory, which reads faster what
-// lies together: a thread takes half of what each would have left, then half of the rest.
+// lies together: a thread that is free takes an even share of what is left, of two threads half.
 template <class End>
 void multiply(const Linear& linear, const Input& in, int64_t rows, End end) {
   float* acc = scratch.tile_of(rows);
@@ -395,6 +396,12 @@ struct PlannedAttention {
   std::vector<float> queries;
 };
 
+// A linear alone.
+struct Packed {
+  Arena memory;
+  Linear linear;
+};
+
 }  // namespace
 
 extern "C" {
@@ -433,7 +440,7 @@ int spillway_linear(void* model, int64_t layer, int which, int kind, const void*
   Linear& to = linear_of(m, layer, which);
   const int64_t row_bytes = inputs * (half ? 2 : 4);
   const int64_t count = which == GATE_UP ? 2 * m.padded_inner() : outputs;
-  const bool packed = to.pack(Kind(kind), count, inputs, half, [&](int64_t output) -> const void* {
+  const bool packed = to.pack(m.weights, Kind(kind), count, inputs, half, [&](int64_t output) -> const void* {
     const int64_t row = which == GATE_UP ? in_turns(m, output) : output;
     return row < 0 ? nullptr : (const uint8_t*)weight + row * row_bytes;
   }, threads);
@@ -452,7 +459,7 @@ int spillway_stored(void* model, int64_t layer, int which, int parts, const int*
   if (which == GATE_UP) m.layers[layer].in_turns = turns, m.gates_apart |= !turns;
   for (int p = 0; p < (turns ? 1 : parts); ++p) {
     const int64_t count = turns ? 2 * m.padded_inner() : outputs[p];
-    const bool packed = to.pack_stored(Kind(kinds[p]), count, inputs, [&](int64_t output) -> const uint8_t* {
+    const bool packed = to.pack_stored(m.weights, Kind(kinds[p]), count, inputs, [&](int64_t output) -> const uint8_t* {
       const int64_t row = turns ? in_turns(m, output) : output;
       if (row < 0) return nullptr;
       return row < outputs[p] ? (const uint8_t*)weights[p] + row * row_bytes[p]
@@ -646,27 +653,29 @@ void spillway_attend(const Heads* how, const Pages* pages, int64_t layer, int64_
 
 // One linear alone: packed, multiplied with fp32 rows (rounded as its kind has it), dropped.
 void* spillway_pack(int kind, const void* weight, int half, int64_t outputs, int64_t inputs, int threads) {
-  auto linear = std::make_unique<Linear>();
+  auto packed = std::make_unique<Packed>();
   const int64_t row_bytes = inputs * (half ? 2 : 4);
   const auto row = [&](int64_t output) -> const void* { return (const uint8_t*)weight + output * row_bytes; };
-  return linear->pack(Kind(kind), outputs, inputs, half, row, threads) ? linear.release() : nullptr;
+  const bool done = packed->linear.pack(packed->memory, Kind(kind), outputs, inputs, half, row, threads);
+  return done ? packed.release() : nullptr;
 }
 
 // The same of a matrix as a GGUF file holds it.
 void* spillway_pack_stored(int kind, const void* weight, int64_t outputs, int64_t inputs, int64_t row_bytes, int threads) {
-  auto linear = std::make_unique<Linear>();
+  auto packed = std::make_unique<Packed>();
   const auto row = [&](int64_t output) { return (const uint8_t*)weight + output * row_bytes; };
-  return linear->pack_stored(Kind(kind), outputs, inputs, row, threads) ? linear.release() : nullptr;
+  const bool done = packed->linear.pack_stored(packed->memory, Kind(kind), outputs, inputs, row, threads);
+  return done ? packed.release() : nullptr;
 }
 
 // The weights (outputs, inputs) that a packed linear stands for.
 void spillway_unpack(const void* packed, float* to) {
-  const Linear& linear = *(const Linear*)packed;
+  const Linear& linear = ((const Packed*)packed)->linear;
   for (int64_t o = 0; o < linear.outputs; ++o) linear.weights(o, to + o * linear.inputs);
 }
 
 void spillway_multiply(const void* packed, int64_t rows, const float* from, float* to, int threads) {
-  const Linear& linear = *(const Linear*)packed;
+  const Linear& linear = ((const Packed*)packed)->linear;
   static thread_local Input input;  // kept: what it costs to take memory is not the linear's
   Input& in = input;
   in.shape(linear.forms, rows, linear.inputs);
@@ -682,7 +691,7 @@ void spillway_multiply(const void* packed, int64_t rows, const float* from, floa
   }
 }
 
-void spillway_drop(void* packed) { delete (Linear*)packed; }
+void spillway_drop(void* packed) { delete (Packed*)packed; }
 
 // Compute a row of each sequence, and then `count` - 1 times the row of the id that the row before drew: the likeliest,
 // the first among equals, of those not banned. The ids banned for the token `n` of row `r` lie in `banned` from

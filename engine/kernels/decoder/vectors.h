@@ -13,7 +13,7 @@
 // A loop of at most 16 turns whose body stands once for each. Arrays of vectors that it indexes stay in registers: left to
 // itself, GCC unrolls after it has laid them into memory, and stores every sum at every turn.
 #define UNROLLED(i, end) _Pragma("GCC unroll 16") for (int i = 0; i < (end); ++i)
-// A function of a few instructions: in a source as large as this, GCC calls some of them, which takes 30 times as long.
+// A function of a few instructions: in a source as large as this, GCC calls some of them, which takes 40 times as long.
 #define INLINED inline __attribute__((always_inline))
 
 namespace spillway {
