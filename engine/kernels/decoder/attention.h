@@ -109,7 +109,7 @@ inline void score(const float* const* q, const uint8_t* keys, int64_t across, co
     UNROLLED(odd, 2) {
       const int64_t at = (u + odd) * 2 * VECTOR;
       F k[2];
-      UNROLLED(i, 2) k[i] = units<K>(keys + at + i * VECTOR, 16), prefetch(ahead + at + i * VECTOR);
+      UNROLLED(i, 2) k[i] = units<K>(keys + at + i * VECTOR, 16), ask_for(ahead + at + i * VECTOR);
       UNROLLED(r, R) {
         const F b = splat(q[r][u + odd]);
         UNROLLED(i, 2) acc[odd][r][i] = dot<K>(acc[odd][r][i], k[i], b);
@@ -136,7 +136,7 @@ inline void weigh_some(const F (*p)[2], const uint8_t* values, int64_t d, int64_
     F x[N];
     UNROLLED(v, N) {
       x[v] = units<K>(values + at + 16 * v * UNIT_BYTES<K>, FULL ? 16 : dim - d - 16 * v);
-      prefetch(ahead + at + 16 * v * UNIT_BYTES<K>);
+      ask_for(ahead + at + 16 * v * UNIT_BYTES<K>);
     }
     UNROLLED(r, R) {
       const F b = splat(((const float*)p[r])[t]);
@@ -201,7 +201,7 @@ inline void weights(const Chunk& chunk, int64_t queries, F (*x)[2], const int64_
       } else {
         scores[0] = e0, scores[1] = e1;
       }
-      if (ahead < ahead_end) prefetch(ahead), ahead += 64;
+      if (ahead < ahead_end) ask_for(ahead), ahead += 64;
     }
     row_sum[r] = sum(total);
   }

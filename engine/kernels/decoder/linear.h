@@ -44,6 +44,10 @@ constexpr bool READS_AHEAD = false;
 constexpr int64_t PART_BYTES = 320 << 10, FEW_PART_BYTES = 24 << 10, FEW_ROWS = 48;
 constexpr int64_t LINE = 64;  // bytes that memory brings together
 
+// Ask for a line of codes, keys or values before it is needed. Zen 4 reads 10 to 25 % more a second into its second cache
+// than into the first, a Xeon less.
+INLINED void ask_for(const void* line) { READS_AHEAD ? prefetch_beyond(line) : prefetch(line); }
+
 // Whole numbers need registers for two sums: many rows take fewer vectors at a time.
 constexpr bool in_one_pass(int64_t rows) { return WIDE == VECTORS && rows <= 3; }
 
@@ -261,7 +265,7 @@ inline void step_codes(const uint8_t* w, int first, const Rounded<M>& in, int64_
       UNROLLED(k, GROUP / 4 / EACH) {
         UNROLLED(v, V) {
           const I c = load<I>(codes + k * TILE * 4 + 64 * v);
-          if (BY != NOBODY) prefetch(codes + k * TILE * 4 + 64 * v + 4096);
+          if (BY != NOBODY) ask_for(codes + k * TILE * 4 + 64 * v + 4096);
           I parts[2] = {EACH == 1 ? c : c & low_bits, c >> 4 & low_bits};
           UNROLLED(part, EACH) {
             const int n = k * EACH + part;
@@ -311,7 +315,7 @@ inline void step_q6_k(const uint8_t* w, int first, const Rounded<M>& in, int64_t
       UNROLLED(v, V) {
         const I h = load<I>(pairs + 64 * v), c0 = load<I>(codes + 64 * v), c1 = load<I>(codes + TILE * 4 + 64 * v);
         if (BY != NOBODY)
-          prefetch(pairs + 64 * v + 4096), prefetch(codes + 64 * v + 4096), prefetch(codes + TILE * 4 + 64 * v + 4096);
+          ask_for(pairs + 64 * v + 4096), ask_for(codes + 64 * v + 4096), ask_for(codes + TILE * 4 + 64 * v + 4096);
         const I four[4] = {(c0 & low_bits) | (h << 4 & high_bits), (c0 >> 4 & low_bits) | (h << 2 & high_bits),
                            (c1 & low_bits) | (h & high_bits), (c1 >> 4 & low_bits) | (h >> 2 & high_bits)};
         UNROLLED(k, 4)
