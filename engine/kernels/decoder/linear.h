@@ -45,7 +45,7 @@ constexpr int64_t PART_BYTES = 320 << 10, FEW_PART_BYTES = 24 << 10, FEW_ROWS = 
 constexpr int64_t LINE = 64;  // bytes that memory brings together
 
 // Ask for a line of codes, keys or values before it is needed. Zen 4 reads 10 to 25 % more a second into its second cache
-// than into the first, a Xeon less.
+// than into the first.
 INLINED void ask_for(const void* line) { READS_AHEAD ? prefetch_beyond(line) : prefetch(line); }
 
 // Whole numbers need registers for two sums: many rows take fewer vectors at a time.
