@@ -195,6 +195,7 @@ class Scheduler:
     def _on_device(self, bounds: StepLimits) -> list[ScheduledRows]:
         plan = schedule(self.running, self.waiting, self.table, bounds, self.paused)
         self._apply(plan)
+        self.table.free_up(sum(self.table.wants(*rows) for rows in plan.rows))
         parts = []
         for sequence, positions in plan.rows:
             self.table.grow(sequence, positions)
@@ -325,6 +326,7 @@ class Scheduler:
         wanted = sum(self.table.wants(part.sequence, part.positions) for part in extended)
         if wanted > min(pool.available for pool in self.table.pools):
             return parts
+        self.table.free_up(wanted)
         for part in extended:
             self.table.grow(part.sequence, part.positions)
         return extended
@@ -356,6 +358,7 @@ class Scheduler:
         if wanted > min(pool.available for pool in self.table.pools):
             return []
         self.table.tiers.now_s = now_s
+        self.table.free_up(wanted)
         for part in following:
             self.table.grow(part.sequence, part.positions)
         return following

@@ -233,8 +233,18 @@ class PageTable:
         sequence.todo = list(match.todo)
         sequence.low = [0] * len(self.pools)
 
+    def free_up(self, count: int) -> None:
+        """Evict cached pages until `count` device pages of each group are free, or none is cached.
+
+        A step's rows ask once for all their pages: one choice among all cached pages takes as long as many at once.
+        """
+        for pool in self.pools:
+            pool.free_up(count)
+
     def _load_all(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove]:
         """Give a sequence pages for those of a match that other tiers have; return the loads to make."""
+        for pool, pages in zip(self.pools, match.loads, strict=True):
+            pool.free_up(len(pages))
         moves = [
             self._load(sequence, group, page)
             for group, pages in enumerate(match.loads)

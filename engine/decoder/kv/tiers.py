@@ -156,7 +156,9 @@ class PageTiers:
             short = math.ceil(SPARE * device.total) - device.spare
             if not host.total or short <= 0:
                 continue
-            for page_id in device.bare(min(most, short)):
+            found = device.bare(min(most, short))
+            host.free_up(len(found))
+            for page_id in found:
                 if not host.available:
                     break
                 page = device.find(page_id)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.pages.identity import PAGE, page_id, page_ids, root_id
 from engine.decoder.executor.interface import ModelShape
 from engine.decoder.kv.eviction.policy import NAMES, Lru
+from engine.decoder.kv.eviction.value import ValuePolicy
 from engine.decoder.kv.page_pool import PagePool
 from engine.decoder.kv.tiers import PageTiers, TierPolicy
 from engine.decoder.scheduler import Scheduler, StepLimits
@@ -195,6 +196,24 @@ def test_the_least_recently_released_page_goes_first() -> None:
     with pytest.raises(IndexError, match="no page available"):
         pool.allocate()
     pool.check()
+
+
+def test_a_step_chooses_once_among_the_cached_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All new pages of a step's rows are freed by one choice, since a choice looks at every conversation."""
+    counts: list[int] = []
+    choose = ValuePolicy.victims
+
+    def counted(policy: ValuePolicy, count: int, now_s: float) -> list[bytes]:
+        counts.append(count)
+        return choose(policy, count, now_s)
+
+    monkeypatch.setattr(ValuePolicy, "victims", counted)
+    first = tuple(i % 50 for i in range(10 * PAGE))
+    later = [tuple((i + 7 * n) % 50 for i in range(4 * PAGE)) for n in (1, 2)]
+    asks = [Ask(0, first, 1), *(Ask(30, prompt, 1) for prompt in later)]
+    Simulation(shape(12, [None]), StepLimits(512, 8), asks).run()
+
+    assert counts == [6]  # eight pages, of which two were empty
 
 
 @given(st.integers(0, 2**32), st.sampled_from([[None], [None, 40], [64]]))
