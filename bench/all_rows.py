@@ -1,7 +1,8 @@
 """`spillway bench --all`: every row in a process of its own, unattended, with what stands, failed or is left kept.
 
 A row whose rivals are not installed is not begun, since a row without them cannot be published. With `--resume` a row
-whose code has not changed since it was measured is left as it is, and one that was interrupted goes on where it was.
+whose code has not changed since it was measured is left as it is, and one that was interrupted goes on where it was, or
+begins anew if its code has changed.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ Run = Callable[[Sequence[str], Path, float], int]
 
 
 class RowState(msgspec.Struct):
-    """How the last run of a row ended, and the digest of the code that it measured."""
+    """How the last run of a row ended."""
 
     ended: str
-    digest: str
     seconds: float = 0.0
     why: str = ""
 
@@ -98,7 +98,7 @@ def run(plan: Plan, rows: Sequence[str] = (), execute: Run | None = None) -> int
     stands = standings(plan.results, rows or suite.SUITES)
     for row in to_run(stands, resume=plan.resume):
         left_s = 60 * (plan.minutes or 1e6) - (time.monotonic() - began)
-        known[row] = _run_row(plan, row, known.get(row), left_s, execute or _execute)
+        known[row] = _run_row(plan, row, left_s, execute or _execute)
         _keep(plan, known)
         print(f"{row:<4} {_said(known[row])}", flush=True)
     if publishes:
@@ -128,30 +128,27 @@ def listed(plan: Plan) -> int:
     return 0
 
 
-def _run_row(
-    plan: Plan, row: str, before: RowState | None, left_s: float, execute: Run
-) -> RowState:
-    digest = hot_path.hot_path(row)["digest"]
-    if not plan.resume or before is None or before.digest != digest:
-        plan.partial(row).unlink(missing_ok=True)  # it was measured of other code
+def _run_row(plan: Plan, row: str, left_s: float, execute: Run) -> RowState:
+    if not plan.resume:
+        plan.partial(row).unlink(missing_ok=True)
     folder = BenchOptions().setup_dir
     absent = [
         name for name in environments.ROWS.get(row, ()) if not environments.python(name, folder)
     ]
     if absent and not plan.quick:
-        return RowState(NO_RIVAL, digest, why=f"{', '.join(absent)} (spillway bench {row} --setup)")
+        return RowState(NO_RIVAL, why=f"{', '.join(absent)} (spillway bench {row} --setup)")
     if left_s <= 0:
-        return RowState(LEFT, digest, why="the time was over")
+        return RowState(LEFT, why="the time was over")
     words = [row, "--json", str(plan.results / f"{row}.json"), "--partial", str(plan.partial(row))]
     words += ["--quick"] if plan.quick else []
     words += ["--minutes", f"{left_s / 60:.1f}"] if plan.minutes else []
     began = time.monotonic()
-    # Kept first: a run that is killed goes on with the code it began with, or begins anew.
-    _keep(plan, {**_read(plan), row: RowState(LEFT, digest, why="it was interrupted")})
+    # Kept first, for a run that is killed.
+    _keep(plan, {**_read(plan), row: RowState(LEFT, why="it was interrupted")})
     status = execute(words, plan.log(row), LIMIT_S)
     ended = {0: DONE, suite.LEFT: LEFT, suite.NOT_MEASURED: NO_RIVAL}.get(status, FAILED)
     why = _tail(plan.log(row)) if ended == FAILED else ""
-    return RowState(ended, digest, time.monotonic() - began, why)
+    return RowState(ended, time.monotonic() - began, why)
 
 
 def _execute(words: Sequence[str], log: Path, limit_s: float) -> int:

