@@ -165,7 +165,8 @@ class GenerationLoop:
         self.engine.add(job.generation)
         self._control.look(job)
         self._control.reached(job)
-        self.emitter.now()  # for answers without computing: forced ones, and ended ones
+        if job.over:
+            self.emitter.hurry(job.id)  # forced, or complete when it was handed over
 
     # -- computing -------------------------------------------------------------------------------------
 
@@ -222,14 +223,14 @@ class GenerationLoop:
                 _log.error("job_failed", job=job, code=code, why=why)
             if code == "grammar_failed":  # it would fail again on every worker
                 self._jobs[job].refusal = Unprocessable(why, code="grammar_failed")
-            self.emitter.hurry()
+            self.emitter.hurry(job)
             return
         self._metrics.work.output.inc(progress.tokens)
         if 0 < len(choice.tokens) <= progress.tokens:
             self._worker.leases.span(job).add_event("first token")
-            self.emitter.hurry()
+            self.emitter.hurry(job)
         if choice.finish is not None:
-            self.emitter.hurry()
+            self.emitter.hurry(job)
             if progress.generation.request.grammar is not None:
                 self._metrics.structured.labels(choice.finish).inc()
         self._control.reached(self._jobs[job])

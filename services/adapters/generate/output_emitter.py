@@ -19,9 +19,10 @@ from services.adapters.generate.cache_announcer import CacheAnnouncer
 from services.adapters.generate.job import GenerationJob
 from services.adapters.generate.metrics import EngineMetrics
 
-# Output is collected unless an answer begins or ends, since each event costs the bus, the router and the client a
-# millisecond of a core that could compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`.
-TOGETHER, LEAST_S, MOST_S = 4, 0.008, 0.1
+# Output is collected, since each event costs the bus, the router and the client a millisecond of a core that could
+# compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`. An answer that begins or ends does not wait,
+# and takes with it what the others have, unless that was sent within `SOON_S`.
+TOGETHER, LEAST_S, SOON_S, MOST_S = 4, 0.008, 0.03, 0.1
 _WAIT_S = 1.0
 _RETRY_S = 0.2
 _log = log.get("engine")
@@ -45,10 +46,12 @@ class OutputEmitter:
         self._worker, self._announcer, self._metrics = worker, announcer, metrics
         self._jobs, self._leave, self._clock = jobs, leave, clock
         self.tokens = self.acked = 0
-        self._sent_s = 0.0
+        self._sent_s = 0.0  # when the output of all jobs was last sent
+        self._urgent: set[str] = set()  # jobs whose answers begin or end
+        self._all = False  # the next call sends the output of all jobs
         self._ending: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()  # set: output to send, or a question to the bus
-        self._hurry = asyncio.Event()  # set: a client waits for the output
+        self._hurry = asyncio.Event()  # set: some output is to be sent without collecting more
         self._heard = asyncio.Event()  # set: the bus has acknowledged output
 
     @property
@@ -61,20 +64,23 @@ class OutputEmitter:
         self.tokens += tokens
         self._news.set()
         if self.behind >= TOGETHER and self._clock.monotonic() >= self._sent_s + LEAST_S:
-            self._hurry.set()
+            self.now()
 
-    def hurry(self) -> None:
-        """Send the next output without collecting more, since an answer begins or ends."""
+    def hurry(self, job: str) -> None:
+        """Send a job's next output without collecting more, since its answer begins or ends."""
+        self._urgent.add(job)
         self._hurry.set()
+        self._news.set()
 
     def now(self) -> None:
-        """Send pending output at once, and ask the bus for jobs to stop."""
+        """Send the pending output of all jobs at once, and ask the bus for jobs to stop."""
+        self._all = True
         self._hurry.set()
         self._news.set()
 
     async def acknowledged(self, seconds: float) -> None:
         """Wait up to `seconds` until the bus acknowledges output."""
-        self._hurry.set()
+        self.now()
         self._heard.clear()
         await wait(self._heard, seconds)
 
@@ -90,13 +96,11 @@ class OutputEmitter:
                 continue
             if (left := self._sent_s + MOST_S - self._clock.monotonic()) > 0:
                 await wait(self._hurry, left)
-            self._sent_s = self._clock.monotonic()
-            self._news.clear()
-            self._hurry.clear()
-            jobs = [job for job in self._jobs.values() if not job.ending]
+            jobs = self._due()
             # Repeated events lack newer tokens: then this call acknowledges no token, and another call follows.
             repeated = any(job.emitting is not None for job in jobs)
-            tokens = self.acked if repeated else self.tokens
+            # All jobs have sent their output only once no output is pending.
+            tokens = self.acked if repeated or self._news.is_set() else self.tokens
             try:
                 stopped = await self._emit(jobs)
             except (BusDown, BusFull):
@@ -111,6 +115,18 @@ class OutputEmitter:
                     self._leave(job)
             self._end_those_over(jobs)
             self._heard.set()
+
+    def _due(self) -> list[GenerationJob]:
+        """Return the jobs whose output is sent now: all, or only those whose answers begin or end."""
+        now_s, urgent = self._clock.monotonic(), self._urgent
+        self._hurry.clear()
+        self._urgent = set()
+        jobs = [job for job in self._jobs.values() if not job.ending]
+        if not self._all and now_s < self._sent_s + SOON_S:
+            return [job for job in jobs if job.id in urgent]
+        self._sent_s, self._all = now_s, False
+        self._news.clear()
+        return jobs
 
     async def flush(self, seconds: float) -> None:
         """Send the output of the last steps within `seconds`, while the bus can be reached."""

@@ -15,6 +15,7 @@ from common.wire.jobs import GenerateWork
 from engine.decoder.executor.simulated_executor import END, answer
 from engine.decoder.scheduler import StepLimits
 from services.adapters.generate import job as job_module
+from services.adapters.generate import output_emitter
 from tests.support.engine import (
     FAMILY,
     LANE,
@@ -28,6 +29,7 @@ from tests.support.engine import (
     tokens_of,
     work,
 )
+from tests.support.waiting import until
 
 
 def said(prompt: str, count: int, choice: int = 0) -> str:
@@ -141,6 +143,28 @@ async def logprobs_ride_with_their_tokens(desk: Desk) -> None:
         assert [item.id for item in piece.logprobs] == piece.tokens
         assert [item.raw for item in piece.logprobs] == [bytes([t]) for t in piece.tokens]
         assert all(len(item.top) == 1 for item in piece.logprobs)
+
+
+async def test_an_end_does_not_take_the_text_of_others_with_it(
+    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text is collected until there is enough of it or time has passed, whatever other answers begin or end."""
+    monkeypatch.setattr(output_emitter, "TOGETHER", 1 << 20)
+    monkeypatch.setattr(output_emitter, "SOON_S", WAIT_S)
+    monkeypatch.setattr(output_emitter, "MOST_S", WAIT_S)
+    slow = HeldRunner(alpha_s=0.005)
+    async with running(bus, slow) as worker:
+        first = await desk.admit(work("first", max_new=2))
+        await desk.end(first)  # from here on the time since all text was sent is short
+        slow.gate.clear()
+        job = await desk.admit(work("hello", max_new=25))
+        others = [await desk.admit(work(f"other {n}", max_new=n)) for n in range(2, 12, 3)]
+        sequences = worker.scheduler
+        await until(lambda: len(sequences.running + sequences.waiting) > len(others))
+        slow.gate.set()
+        assert await desk.text(job) == said("hello", 25)
+        events = [event for event in await bus.jobs.log(job) if event.kind == "progress"]
+        assert len(events) <= 2  # its first token, and all others with its end
 
 
 async def test_refusals(bus: Bus, desk: Desk) -> None:
