@@ -21,7 +21,7 @@ from services.adapters.generate.metrics import EngineMetrics
 
 # Output is collected, since each event costs the bus, the router and the client a millisecond of a core that could
 # compute. It waits for `TOGETHER` tokens and `LEAST_S`, at most `MOST_S`. An answer that begins or ends does not wait,
-# and takes with it what the others have, unless that was sent within `SOON_S`.
+# and takes the output of the others with it if theirs was last sent `SOON_S` ago.
 TOGETHER, LEAST_S, SOON_S, MOST_S = 4, 0.008, 0.03, 0.1
 _WAIT_S = 1.0
 _RETRY_S = 0.2
