@@ -42,7 +42,7 @@ class PartialResults(Generic[T]):
             if file.digest == self._digest:
                 self.kept = found
                 return
-            print(f"{self._path}: of other code than today's; begins anew", file=sys.stderr)
+            print(f"{self._path}: of other code than the present; begins anew", file=sys.stderr)
             for name in of_rivals:
                 setattr(self.kept, name, getattr(found, name))
 
