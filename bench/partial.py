@@ -38,13 +38,12 @@ class PartialResults(Generic[T]):
         self.kept = kind()
         if self._path is not None and self._path.exists():
             file = msgspec.msgpack.decode(self._path.read_bytes(), type=_File)
-            found = msgspec.msgpack.decode(file.kept, type=kind)
             if file.digest == self._digest:
-                self.kept = found
+                self.kept = msgspec.msgpack.decode(file.kept, type=kind)
                 return
             print(f"{self._path}: of other code than the present; begins anew", file=sys.stderr)
-            for name in of_rivals:
-                setattr(self.kept, name, getattr(found, name))
+            found = msgspec.msgpack.decode(file.kept)  # other code may have kept other fields
+            self.kept = msgspec.convert({name: found[name] for name in of_rivals}, kind)
 
     def begins(self, pieces: int = 1) -> bool:
         """Return whether there is time to begin a piece of work; if not, it and those begun with it are left."""

@@ -58,6 +58,12 @@ def test_what_is_kept_of_other_code_begins_anew(tmp_path: Path) -> None:
 
     assert same.kept == first.kept
     assert other.kept == engine_pairs.EngineKept(swept=first.kept.swept)
+    kept = {"swept": {"L/int8": [{"setting": {"threads": 2}, "rate": 40.0}]}, "cells": "other"}
+    path.write_bytes(msgspec.msgpack.encode({"digest": "one", "kept": kept}))
+    other = PartialResults(
+        BenchOptions(partial=path, digest="two"), engine_pairs.EngineKept, rivals
+    )
+    assert other.kept == engine_pairs.EngineKept(swept=first.kept.swept)
 
 
 def test_a_set_that_was_tuned_is_not_tuned_again(tmp_path: Path) -> None:
