@@ -195,12 +195,11 @@ class Scheduler:
     def _on_device(self, bounds: StepLimits) -> list[ScheduledRows]:
         plan = schedule(self.running, self.waiting, self.table, bounds, self.paused)
         self._apply(plan)
-        self.table.free_up(sum(self.table.wants(*rows) for rows in plan.rows))
-        parts = []
-        for sequence, positions in plan.rows:
-            self.table.grow(sequence, positions)
-            parts.append(ScheduledRows(sequence, positions, len(positions) == sequence.rows))
-        return parts
+        self.table.grow(plan.rows)
+        return [
+            ScheduledRows(sequence, positions, len(positions) == sequence.rows)
+            for sequence, positions in plan.rows
+        ]
 
     def _make_room(self) -> None:
         """Take the pages of paused sequences, since no step could be planned for the other sequences beside them."""
@@ -266,7 +265,7 @@ class Scheduler:
         moves = self.table.attach_to_host(sequence, match)
         if moves is None:
             return False
-        self.table.grow(sequence, sequence.next_rows(sequence.rows))
+        self.table.grow([(sequence, sequence.next_rows(sequence.rows))])
         self.moves += moves
         self._moving.append(sequence)
         self._runs(sequence)
@@ -282,7 +281,7 @@ class Scheduler:
         positions = _affordable(table, sequence, positions, table.available(sequence.home))
         if not positions:
             return None
-        table.grow(sequence, positions)
+        table.grow([(sequence, positions)])
         whole = len(positions) == sequence.rows
         return ScheduledRows(sequence, positions, whole, attended=placed.attended, part=placed.part)
 
@@ -299,10 +298,9 @@ class Scheduler:
         first = part.positions[-1] + 1
         guesses = guesses[: max(0, part.sequence.until - first)]
         positions = [*part.positions, *range(first, first + len(guesses))]
-        wanted = self.table.wants(part.sequence, positions)
-        if wanted > min(pool.available for pool in self.table.pools):
+        if self.table.wants(part.sequence, positions) > self.table.available("device"):
             return part
-        self.table.grow(part.sequence, positions)
+        self.table.grow([(part.sequence, positions)])
         return part._replace(positions=positions, guesses=guesses)
 
     def extend(self, parts: list[ScheduledRows], count: int) -> list[ScheduledRows]:
@@ -323,13 +321,15 @@ class Scheduler:
             )
             for part in parts
         ]
-        wanted = sum(self.table.wants(part.sequence, part.positions) for part in extended)
-        if wanted > min(pool.available for pool in self.table.pools):
-            return parts
-        self.table.free_up(wanted)
-        for part in extended:
-            self.table.grow(part.sequence, part.positions)
-        return extended
+        return extended if self._grow(extended) else parts
+
+    def _grow(self, parts: Sequence[ScheduledRows]) -> bool:
+        """Allocate the pages of all parts on the device; return False, without any change, if too few are available."""
+        rows = [(part.sequence, part.positions) for part in parts]
+        if sum(self.table.wants(*each) for each in rows) > self.table.available("device"):
+            return False
+        self.table.grow(rows)
+        return True
 
     def follow(
         self,
@@ -354,14 +354,8 @@ class Scheduler:
         ]
         if any(part.positions[0] >= part.sequence.until for part in following):
             return []
-        wanted = sum(self.table.wants(part.sequence, part.positions) for part in following)
-        if wanted > min(pool.available for pool in self.table.pools):
-            return []
         self.table.tiers.now_s = now_s
-        self.table.free_up(wanted)
-        for part in following:
-            self.table.grow(part.sequence, part.positions)
-        return following
+        return following if self._grow(following) else []
 
     def _apply(self, plan: StepPlan) -> None:
         for sequence in plan.preempt:

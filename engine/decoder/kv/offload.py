@@ -50,7 +50,9 @@ class OffloadManager:
         With `homes` sequences may be at home on the host.
         """
         self.copier: PageCopier | None = executor.copier if executor.shape.host_pages else None
-        keeping = TierPolicy(cache.eviction, price, self._load_s, self._fetch_s)
+        keeping = TierPolicy(
+            cache.eviction, price, self._save_s, self._load_s, self._put_s, self._fetch_s
+        )
         self.scheduler = Scheduler(executor.shape, limits, keeping, homes)
         self.tiers = self.scheduler.table.tiers
         self.prefetcher: Prefetcher | None = None
@@ -71,8 +73,14 @@ class OffloadManager:
         self._wake, self._clock = wake, clock
         self._saving = 0
 
+    def _save_s(self) -> float:
+        return 0.0 if self.copier is None else self.copier.save_s
+
     def _load_s(self) -> float:
         return 0.0 if self.copier is None else self.copier.load_s
+
+    def _put_s(self) -> float:
+        return 0.0 if self.write_back is None else self.write_back.put_s
 
     def _fetch_s(self) -> float:
         return 0.0 if self.prefetcher is None else self.prefetcher.breakers["redis"].page_s

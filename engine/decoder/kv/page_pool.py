@@ -13,8 +13,8 @@ class PagePool:
     """Pages 0 … total-1: each is free, used (with references) or cached (without references, but found by its id).
 
     Invariant: free + used + cached = total. When no page is free, a cached page is evicted: first pages that no row
-    will see or that a lower tier has dropped (worthless), then pages with a copy in a lower tier (backed), then all
-    others (bare); the last two in the policy's order.
+    will see or that are not worth a copy in a lower tier (worthless), then pages with a copy in a lower tier (backed),
+    then all others (bare); the last two in the policy's order.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class PagePool:
         self.gone(page_id)
 
     def back(self, page_id: PageId, seconds: float | None) -> None:
-        """Record that a lower tier has a copy of a page, fetched in `seconds`; None: the lower tier has dropped it.
+        """Record that a lower tier has a copy of a page, fetched in `seconds`; None: no lower tier is to have a copy.
 
-        A cached page that was dropped is worth less than the pages kept below, so it is evicted before those.
+        A page that a lower tier has dropped, or that is not worth a copy, is evicted before all other cached pages.
         """
         page = self._by_id.get(page_id)
         if page is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from common.pages.identity import PAGE, PageId
@@ -233,14 +233,6 @@ class PageTable:
         sequence.todo = list(match.todo)
         sequence.low = [0] * len(self.pools)
 
-    def free_up(self, count: int) -> None:
-        """Evict cached pages until `count` device pages of each group are free, or none is cached.
-
-        A step's rows ask once for all their pages: one choice among all cached pages takes as long as many at once.
-        """
-        for pool in self.pools:
-            pool.free_up(count)
-
     def _load_all(self, sequence: TokenSequence, match: PrefixMatch) -> list[PageMove]:
         """Give a sequence pages for those of a match that other tiers have; return the loads to make."""
         for pool, pages in zip(self.pools, match.loads, strict=True):
@@ -384,7 +376,7 @@ class PageTable:
                 continue  # the last page is always computed; an allocated page is in computation
             if not all(self.tiers.has(g, sequence.ids[page]) for g in range(len(self.pools))):
                 continue
-            if min(pool.available for pool in self.pools) <= 0:
+            if self.available("device") <= 0:
                 break
             for group, held in enumerate(sequence.pages):
                 held.extend([-1] * (page + 1 - len(held)))
@@ -395,16 +387,26 @@ class PageTable:
             sequence.cached += min(PAGE, max(0, len(sequence.prompt) - page * PAGE))
         return moves
 
-    def grow(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
-        """Allocate the pages that rows at `positions` need; IndexError if a pool has too few."""
-        if not self.wants(sequence, positions):
-            return
-        pools = self.tiers.pools(sequence.home)
-        for page in touched(positions):
-            for pool, held in zip(pools, sequence.pages, strict=True):
-                held.extend([-1] * (page + 1 - len(held)))
-                if held[page] < 0:
-                    held[page] = pool.allocate()
+    def grow(self, rows: Iterable[tuple[TokenSequence, Sequence[int]]]) -> None:
+        """Allocate the pages for rows, sequences with positions; IndexError if a pool has too few.
+
+        The pages of all rows are freed at once: a choice of many among the cached pages takes as long as one of one.
+        """
+        counts = [(each, at, self.wants(each, at)) for each, at in rows]
+        growing = [(sequence, positions) for sequence, positions, count in counts if count]
+        wanted = Counter[LocalTier]()
+        for sequence, _, count in counts:
+            wanted[sequence.home] += count
+        for tier, count in (+wanted).items():
+            for pool in self.tiers.pools(tier):
+                pool.free_up(count)
+        for sequence, positions in growing:
+            pools = self.tiers.pools(sequence.home)
+            for page in touched(positions):
+                for pool, held in zip(pools, sequence.pages, strict=True):
+                    held.extend([-1] * (page + 1 - len(held)))
+                    if held[page] < 0:
+                        held[page] = pool.allocate()
 
     def settle(self, sequence: TokenSequence, positions: Sequence[int]) -> None:
         """Publish pages that the just written rows at `positions` have filled; drop pages that no later row sees."""

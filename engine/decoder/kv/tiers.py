@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,24 @@ from engine.decoder.kv.home_pages import HomePages
 from engine.decoder.kv.page_pool import PagePool
 
 SPARE = 0.25  # share of a tier to keep evictable without a loss (Pensieve, 3.2)
+# Bounds on the returns for which a page is copied down, since measured times and expectations are rough; a page of
+# which nothing is known has more.
+RETURNS = (0.02, 0.3)
+AT_ONCE = 64  # pages that become spare beyond the lacking ones, so that the next look comes later
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class TierPolicy(NamedTuple):
-    """The eviction policy, and the seconds to recompute a page (by its depth), to load a page and to fetch a page."""
+    """The eviction policy, and the seconds to recompute a page (by its depth), and to move a page between tiers.
+
+    A page is saved to the host and loaded from it, put below the host and fetched from there; 0.0: unknown.
+    """
 
     policy: str = "spillway"
     price: Price = np.ones_like
+    save_s: Callable[[], float] = lambda: 0.0
     load_s: Callable[[], float] = lambda: 0.0
+    put_s: Callable[[], float] = lambda: 0.0
     fetch_s: Callable[[], float] = lambda: 0.0
 
 
@@ -153,10 +162,7 @@ class PageTiers:
         """Return up to `most` moves per group to the host, least valuable first, if less than a quarter is spare."""
         moves = []
         for group, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
-            short = math.ceil(SPARE * device.total) - device.spare
-            if not host.total or short <= 0:
-                continue
-            found = device.bare(min(most, short))
+            found = self._to_copy(device, most, "host") if host.total else []
             host.free_up(len(found))
             for page_id in found:
                 if not host.available:
@@ -167,6 +173,44 @@ class PageTiers:
                 moves.append(PageMove("save", group, page_id, page, host.allocate()))
         self.moving.update(moves)
         return moves
+
+    def _to_copy(self, pool: PagePool, most: int, to: Literal["host", "below"]) -> list[PageId]:
+        """Return up to `most` pages to copy to a lower tier, least valuable first, if less than a quarter is spare.
+
+        Pages that are not worth a copy become spare, more at once than are needed now.
+        """
+        short = math.ceil(SPARE * pool.total) - pool.spare
+        if short <= 0:
+            return []
+        found = pool.bare(min(most, short))
+        worth = self.worth_copying(found, to)
+        if len(worth) == len(found):
+            return found
+        found = pool.bare(short + AT_ONCE)
+        worth = self.worth_copying(found, to)
+        for page_id in found:
+            if page_id not in worth:
+                pool.back(page_id, None)
+        left = [page_id for page_id in found if page_id in worth]
+        return left[: max(0, min(most, short - len(found) + len(left)))]
+
+    def worth_copying(self, pages: Sequence[PageId], to: Literal["host", "below"]) -> set[PageId]:
+        """Return the pages whose copy to the host, or below it, is expected to save more time than it takes.
+
+        A copy saves recomputing, less the time to bring the page back, for each turn that is expected to use the page.
+        """
+        if not pages:
+            return set()
+        there, back = (
+            (self.keeping.save_s(), self.keeping.load_s())
+            if to == "host"
+            else (self.keeping.put_s(), self.keeping.fetch_s())
+        )
+        depths = np.array([self.history.depth(page) for page in pages], dtype=np.float64)
+        saved_s = np.maximum(self.keeping.price(depths) - back, 1e-9)
+        least = np.clip(there / saved_s, *RETURNS)
+        worth = self.history.returns(pages, self.now_s) >= least
+        return {page for page, good in zip(pages, worth.tolist(), strict=True) if good}
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
         """Record that a move has ended; if its bytes are not `sound`, forget the damaged copies."""
@@ -189,9 +233,7 @@ class PageTiers:
 
     def sinking(self, group: int, most: int) -> list[PageId]:
         """Return up to `most` pages to copy below the host, least valuable first, if less than a quarter is spare."""
-        host = self.host[group]
-        short = math.ceil(SPARE * host.total) - host.spare
-        return host.bare(min(most, short)) if short > 0 else []
+        return self._to_copy(self.host[group], most, "below")
 
     def sunk(self, group: int, page_id: PageId) -> None:
         """Record that a tier below the host has a copy of a page."""

@@ -23,6 +23,7 @@ WAITING = 1 << 16
 _AGAIN_S = 1.0
 _IDLE_S = 0.5
 _REFUSED_S = 10.0  # the pause before a page beyond its owner's limit is tried again
+_WEIGHT = 0.05  # of the newest page in the mean time
 _NOBODY = bytes(16)
 _log = log.get("engine")
 
@@ -38,7 +39,8 @@ class _Place(NamedTuple):
 class WriteBack:
     """Puts one worker's pages into lower tiers; `policy` selects pages to put before the host must evict them.
 
-    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before; `back`: none.
+    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before and are likely
+    to return; `back`: none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class WriteBack:
         self._store, self._tiers, self._copier, self._shape = store, tiers, copier, shape
         self._policy, self._ttl_s, self._now_s = policy, ttl_s, clock.monotonic
         self.put: Counter[str] = Counter()  # pages by outcome
+        self.put_s = 0.0  # recent mean seconds to put a page
         self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
         self._known: OrderedDict[PageId, _Place] = OrderedDict()
         self._refused: set[PageKey] = set()
@@ -89,7 +92,7 @@ class WriteBack:
         async with self._putting:
             self._waiting = OrderedDict(reversed(self._known.items()))
             while self._waiting and self._now_s() < give_up:
-                if not await self._put_some():
+                if not await self._put_some(everything=True):
                     return
 
     async def run(self) -> None:
@@ -111,9 +114,9 @@ class WriteBack:
         except TimeoutError:
             return
 
-    async def _put_some(self) -> bool | None:
+    async def _put_some(self, *, everything: bool = False) -> bool | None:
         """Put the next pages; False if the tier is away or full, None if no page waits."""
-        waited = self._next_waiting()
+        waited = self._next_waiting(everything=everything)
         some = self._keyed(waited) or self._sinking()
         if not some:
             return None
@@ -126,9 +129,16 @@ class WriteBack:
             self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
         return went
 
-    def _next_waiting(self) -> dict[PageId, _Place]:
-        count = min(AT_ONCE, len(self._waiting))
-        return dict(self._waiting.popitem(last=False) for _ in range(count))
+    def _next_waiting(self, *, everything: bool) -> dict[PageId, _Place]:
+        """Return the next waiting pages; of sessions that return only those worth it, unless `everything` is put."""
+        some: dict[PageId, _Place] = {}
+        while self._waiting and not some:
+            count = min(AT_ONCE, len(self._waiting))
+            some = dict(self._waiting.popitem(last=False) for _ in range(count))
+            if self._policy == "selective" and not everything:
+                worth = self._tiers.worth_copying(list(some), "below")
+                some = {page_id: place for page_id, place in some.items() if page_id in worth}
+        return some
 
     def _keyed(self, places: dict[PageId, _Place]) -> dict[PageKey, _Place]:
         groups = range(len(self._shape.windows))
@@ -153,6 +163,7 @@ class WriteBack:
         keys = list(some)
         for key, tier in zip(keys, await self._store.where(keys), strict=True):
             if tier is None:
+                began_s = self._now_s()
                 held = self._tiers.hold(key.group, key.id)
                 if held is None:
                     continue  # neither device nor host has the page any more
@@ -162,6 +173,8 @@ class WriteBack:
                     self._tiers.let_go(key.group, *held)
                 outcome = await self._store.put(key, value, self._ttl_s, some[key].owner)
                 self.put[outcome] += 1
+                took_s = self._now_s() - began_s
+                self.put_s += (took_s - self.put_s) * (_WEIGHT if self.put_s else 1.0)
                 if outcome == "full":
                     return False
                 if outcome == "over":  # only this owner's limit is reached

@@ -96,11 +96,10 @@ class OutputEmitter:
                 continue
             if (left := self._sent_s + MOST_S - self._clock.monotonic()) > 0:
                 await wait(self._hurry, left)
-            jobs = self._due()
+            jobs, whole = self._due()
             # Repeated events lack newer tokens: then this call acknowledges no token, and another call follows.
             repeated = any(job.emitting is not None for job in jobs)
-            # All jobs have sent their output only once no output is pending.
-            tokens = self.acked if repeated or self._news.is_set() else self.tokens
+            tokens = self.tokens if whole and not repeated else self.acked
             try:
                 stopped = await self._emit(jobs)
             except (BusDown, BusFull):
@@ -116,17 +115,17 @@ class OutputEmitter:
             self._end_those_over(jobs)
             self._heard.set()
 
-    def _due(self) -> list[GenerationJob]:
-        """Return the jobs whose output is sent now: all, or only those whose answers begin or end."""
+    def _due(self) -> tuple[list[GenerationJob], bool]:
+        """Return the jobs whose output is sent now, and whether these are all, not only those that begin or end."""
         now_s, urgent = self._clock.monotonic(), self._urgent
         self._hurry.clear()
         self._urgent = set()
         jobs = [job for job in self._jobs.values() if not job.ending]
         if not self._all and now_s < self._sent_s + SOON_S:
-            return [job for job in jobs if job.id in urgent]
+            return [job for job in jobs if job.id in urgent], False
         self._sent_s, self._all = now_s, False
         self._news.clear()
-        return jobs
+        return jobs, True
 
     async def flush(self, seconds: float) -> None:
         """Send the output of the last steps within `seconds`, while the bus can be reached."""

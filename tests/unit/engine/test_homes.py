@@ -159,7 +159,7 @@ class SharedPages:
         positions = sequence.next_rows(sequence.rows)
         if self.table.wants(sequence, positions) > self.table.available(sequence.home):
             return
-        self.table.grow(sequence, positions)
+        self.table.grow([(sequence, positions)])
         tokens, pool = sequence.tokens(), self.table.tiers.pools(sequence.home)[0]
         for position in positions:
             page = sequence.pages[0][position // PAGE]

@@ -17,9 +17,13 @@ WEIGHT = 4.0  # the prior's weight in events, for each level of each factor
 PRIOR = 0.5  # hazard x idle time without observations
 EVERY = 64  # turns between fits
 MEMORY = 2000  # turns after which an observation has 1/e of its weight
+# The rates of a bucket of idle time are known once it was exposed for so long that the prior expects this many returns.
+# Of unknown buckets the returns of the prior are expected, up to this idle time and in the node's own bucket.
+KNOWN, UNKNOWN_S = 4.0, 32.0
 NEVER = math.inf
 _LOW = np.concatenate([[0.0], 2.0 ** np.arange(FIRST + 1, FIRST + IDLES)])
 _HIGH = np.concatenate([_LOW[1:], [math.inf]])
+_WIDTH = np.where(np.isfinite(_HIGH), _HIGH - _LOW, 0.0)
 _PRIOR = PRIOR / 2.0 ** (np.arange(FIRST, FIRST + IDLES) + 0.5)
 
 
@@ -37,6 +41,7 @@ class Hazard:
         self._exposed_s: NDArray[np.float64] = np.zeros(shape)
         self._factors: list[NDArray[np.float64]] = [np.ones(1)] * len(AXES)
         self._logs: NDArray[np.float64] = np.broadcast_to(np.log(_PRIOR), shape).ravel()
+        self._coming: NDArray[np.float64] = self._ahead(np.broadcast_to(_PRIOR, shape))
         self._classes: NDArray[np.int64] = np.full(64, -1)  # by slot; -1: no node
         self._counted_s: NDArray[np.float64] = np.full(64, NEVER)  # end of counted exposure
 
@@ -88,6 +93,25 @@ class Hazard:
         logs += at * (self._logs[low + 1] - logs)
         return np.where(classes >= 0, np.exp(logs), 0.0)
 
+    def returns(self, since_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
+        """Return by slot the number of turns expected from now on that reach this node but no node below it."""
+        classes = self._classes[: len(since_s)]
+        idle = np.log2(np.maximum(now_s - since_s, 2.0**FIRST)) - FIRST
+        cells = np.maximum(classes, 0) * IDLES + np.minimum(idle.astype(np.int64), IDLES - 1)
+        found: NDArray[np.float64] = np.where(classes >= 0, self._coming[cells], 0.0)
+        return found
+
+    def _ahead(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return, by class and bucket of idle time, the returns expected from the bucket's beginning on."""
+        known = self._exposed_s.sum((0, 1, 2)) * _PRIOR >= KNOWN
+        expected = np.where(known, rates * _WIDTH, 0.0)
+        ahead = np.flip(np.flip(expected, -1).cumsum(-1), -1)
+        unknown = np.concatenate([[0.0], np.cumsum(np.where(known, 0.0, _PRIOR * _WIDTH))])
+        buckets = np.arange(IDLES)
+        end = np.maximum(buckets + 1, np.searchsorted(_LOW, UNKNOWN_S))
+        found: NDArray[np.float64] = ahead + unknown[end] - unknown[buckets]
+        return found.ravel()
+
     def fit(self, since_s: NDArray[np.float64], now_s: float) -> None:
         """Count the exposure of all idle nodes, and fit the factors to the observations."""
         slots = np.flatnonzero(self._counted_s[: len(since_s)] < now_s)
@@ -111,3 +135,4 @@ class Hazard:
             rates *= after / before
             expected *= after / before
         self._logs = np.log(rates).ravel()
+        self._coming = self._ahead(rates)

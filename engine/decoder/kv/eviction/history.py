@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from common.pages.identity import PageId
 from engine.decoder.kv.eviction.hazard import EVERY, NEVER, Hazard
 
+FIRST_FITS = (8, 16, 32)  # turns after which a young history is fitted, too
 FLOOR_S = 1e-3  # shorter idle times count as this
 LIMIT = 1 << 18  # remembered ids of pages, also of pages in no tier: about 50 MB
 
@@ -125,6 +126,14 @@ class History:
         """Return by slot the learned rates of return, summed over the turns that end at the node or below it."""
         return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
+    def returns(self, pages: Sequence[PageId], now_s: float) -> NDArray[np.float64]:
+        """Return the number of turns expected to use each page from now on; inf for a page in no chain."""
+        expected = self._sum_up(self._hazard.returns(self.used_s[: self.size], now_s))
+        nodes = [self._nodes.get(page) for page in pages]
+        return np.array(
+            [math.inf if node is None or not node.named else expected[node.slot] for node in nodes]
+        )
+
     def hold(self, page: PageId) -> PageRun:
         """Record a new copy in a tier and return its node; a page in no chain becomes a session, used just now."""
         node = self._nodes.get(page)
@@ -186,7 +195,7 @@ class History:
                 self.uses[node.slot] = max(1, self.uses[node.slot])
             self._classify(node, NEVER if begins else self.now_s)
         self._turns += begins
-        if begins and self._turns % EVERY == 0:
+        if begins and (self._turns % EVERY == 0 or self._turns in FIRST_FITS):
             self._hazard.fit(self.used_s[: self.size], self.now_s)
 
     def _classify(self, node: PageRun, counted_s: float) -> None:
