@@ -240,9 +240,8 @@ class PageLoads(Protocol):
 
 
 class PageCopier(Protocol):
-    """Copies pages between device and host, beside the steps; `save_s` and `load_s` are the mean seconds for a page."""
+    """Copies pages between device and host, beside the steps; `load_s` is the mean seconds to load a page."""
 
-    save_s: float
     load_s: float
     moved_bytes: dict[str, int]
     moved_s: dict[str, float]

@@ -107,8 +107,7 @@ class TorchPageCopier:
         ]
         self.moved_bytes = dict.fromkeys(KINDS, 0)
         self.moved_s = dict.fromkeys(KINDS, 0.0)
-        # Recent mean seconds to save a page to the host, and to load it.
-        self.save_s = self.load_s = 0.0
+        self.load_s = 0.0  # recent mean seconds to load a page from the host
         self._cuda = device[0].data.device.type == "cuda" if device else False
         self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._urgent: deque[Callable[[], None]] = deque()
@@ -258,7 +257,7 @@ class TorchPageCopier:
         took = SYSTEM.perf_s() - began
         self._note("load", loading.moves, took)
         each = took / len(loading.moves)
-        self.load_s = _mean(self.load_s, each)
+        self.load_s += (each - self.load_s) * (_WEIGHT if self.load_s else 1.0)
 
     def _copy_in(self, group: int, moves: Sequence[PageMove], at: int) -> list[PageMove]:
         """Copy one layer of pages to the device; zero those whose bytes differ from the saved ones, and return them.
@@ -304,9 +303,7 @@ class TorchPageCopier:
                 there.data[move.target].copy_(page if here.packed == there.packed else pack(page))
             there.written([move.target])
             self._sum([(move.group, move.target)])
-            took = SYSTEM.perf_s() - began
-            self._note("save", [move], took)
-            self.save_s = _mean(self.save_s, took)
+            self._note("save", [move], SYSTEM.perf_s() - began)
             sound = True
         finally:
             done(move, sound)
@@ -322,11 +319,6 @@ class TorchPageCopier:
     def _count(self, kind: str, size: int, took: float) -> None:
         self.moved_bytes[kind] += size
         self.moved_s[kind] += took
-
-
-def _mean(before: float, newest: float) -> float:
-    """Return a recent mean with the newest value; 0.0 stands for no value before."""
-    return before + (newest - before) * (_WEIGHT if before else 1.0)
 
 
 def _end(future: asyncio.Future[T], found: T) -> None:

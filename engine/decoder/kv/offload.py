@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
 from typing import NamedTuple
 
 from common.clock import SYSTEM, Clock
@@ -70,11 +71,16 @@ class OffloadManager:
                 clock,
             )
         self._passages = executor.passages
+        self._page_bytes = mean(executor.shape.page_bytes)
         self._wake, self._clock = wake, clock
         self._saving = 0
 
     def _save_s(self) -> float:
-        return 0.0 if self.copier is None else self.copier.save_s
+        """Return the mean seconds that saving a page has taken, or 0.0."""
+        saved = 0 if self.copier is None else self.copier.moved_bytes["save"]
+        if self.copier is None or not saved:
+            return 0.0
+        return self.copier.moved_s["save"] / saved * self._page_bytes
 
     def _load_s(self) -> float:
         return 0.0 if self.copier is None else self.copier.load_s
