@@ -37,7 +37,12 @@ class PartialResults(Generic[T]):
         self.left = 0
         self.kept = kind()
         if self._path is not None and self._path.exists():
-            file = msgspec.msgpack.decode(self._path.read_bytes(), type=_File)
+            try:
+                file = msgspec.msgpack.decode(self._path.read_bytes(), type=_File)
+            except msgspec.DecodeError as error:
+                raise msgspec.DecodeError(
+                    f"{self._path}: no partial result of this version ({error}); delete the file to begin anew"
+                ) from error
             if file.digest == self._digest:
                 self.kept = msgspec.msgpack.decode(file.kept, type=kind)
                 return

@@ -37,7 +37,7 @@ def test_what_is_kept_is_gone_on_with(tmp_path: Path) -> None:
     assert (first.left, again.left) == (0, 2)
     assert list(tmp_path.iterdir()) == [path]
     path.write_bytes(b"\xc1")
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(msgspec.DecodeError, match="delete the file"):
         PartialResults(BenchOptions(partial=path), p4.SplitsKept)
 
 
