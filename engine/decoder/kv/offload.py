@@ -21,7 +21,8 @@ from engine.decoder.sequence import TokenSequence
 
 # A wait for pages ends when they arrive. These bounds are for pages that a reader frees, which sends no notice.
 _LEAST_S, _MOST_S = 0.0005, 0.01
-SAVES = 8  # pages of a layer group being saved at once; a page cannot be evicted before it is saved
+LOOK_S = 0.2  # between two looks for pages to save, while these take time of cores that compute
+SAVES = 32  # pages of a layer group being saved at once; such a page cannot be evicted
 
 
 class CachePolicy(NamedTuple):
@@ -68,17 +69,24 @@ class OffloadManager:
                 executor.shape,
                 cache.publish,
                 cache.ttl_s,
+                self._competes,
                 clock,
             )
         self._passages = executor.passages
         self._page_bytes = mean(executor.shape.page_bytes)
+        self._on_cpu = executor.device == "cpu"
         self._wake, self._clock = wake, clock
         self._saving = 0
+        self._next_save_s = 0.0
+
+    def _competes(self) -> bool:
+        """Return whether copies to lower tiers take time of cores that compute."""
+        return self._on_cpu and bool(self.scheduler.running or self.scheduler.waiting)
 
     def _save_s(self) -> float:
-        """Return the mean seconds that saving a page has taken, or 0.0."""
+        """Return the mean seconds that saving a page has taken; 0.0 if nothing competes for them."""
         saved = 0 if self.copier is None else self.copier.moved_bytes["save"]
-        if self.copier is None or not saved:
+        if self.copier is None or not saved or not self._competes():
             return 0.0
         return self.copier.moved_s["save"] / saved * self._page_bytes
 
@@ -86,7 +94,8 @@ class OffloadManager:
         return 0.0 if self.copier is None else self.copier.load_s
 
     def _put_s(self) -> float:
-        return 0.0 if self.write_back is None else self.write_back.put_s
+        """Return the recent mean seconds of putting a page; 0.0 if nothing competes for them."""
+        return self.write_back.put_s if self.write_back is not None and self._competes() else 0.0
 
     def _fetch_s(self) -> float:
         return 0.0 if self.prefetcher is None else self.prefetcher.breakers["redis"].page_s
@@ -116,6 +125,8 @@ class OffloadManager:
                 if sequence.pages:
                     self.write_back.ended(sequence)
         self.scheduler.drop(sequences)
+        if not self._competes():
+            self.save()  # now the copies take no time of computing cores
 
     async def drain(self, seconds: float) -> None:
         """Write back, for at most `seconds`, the pages that would be lost with this worker."""
@@ -163,8 +174,10 @@ class OffloadManager:
 
     def save(self) -> None:
         """Start copying idle pages to the host, beside the next steps."""
-        if self.copier is None or self._saving:
+        now_s = self._clock.monotonic()
+        if self.copier is None or self._saving or (now_s < self._next_save_s and self._competes()):
             return
+        self._next_save_s = now_s + LOOK_S
         loop = asyncio.get_running_loop()
         for move in self.tiers.saves(SAVES):
             self._saving += 1

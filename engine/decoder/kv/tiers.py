@@ -18,17 +18,17 @@ from engine.decoder.kv.home_pages import HomePages
 from engine.decoder.kv.page_pool import PagePool
 
 SPARE = 0.25  # share of a tier to keep evictable without a loss (Pensieve, 3.2)
-# Bounds on the returns for which a page is copied down, since measured times and expectations are rough; a page of
-# which nothing is known has more.
-RETURNS = (0.02, 0.3)
-AT_ONCE = 64  # pages that become spare beyond the lacking ones, so that the next look comes later
+UNLIKELY = 0.1  # a page that is expected to be used fewer times is not copied down; unknown pages are expected more
+MOST_RETURNS = 1e6  # stands for those of a page in no chain
+AT_ONCE = 64  # pages to look at beyond the lacking ones, so that the next look comes later
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class TierPolicy(NamedTuple):
     """The eviction policy, and the seconds to recompute a page (by its depth), and to move a page between tiers.
 
-    A page is saved to the host and loaded from it, put below the host and fetched from there; 0.0: unknown.
+    A page is saved to the host and loaded from it, put below the host and fetched from there. 0.0: unknown, or spent
+    beside the computing.
     """
 
     policy: str = "spillway"
@@ -159,10 +159,17 @@ class PageTiers:
         self.homes.ended()
 
     def saves(self, most: int) -> list[PageMove]:
-        """Return up to `most` moves per group to the host, least valuable first, if less than a quarter is spare."""
+        """Return up to `most` moves per group to the host, least valuable first, if less than a quarter is spare.
+
+        Only pages that are worth a copy, also in place of the page that the host gives up for the copy.
+        """
         moves = []
         for group, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
             found = self._to_copy(device, most, "host") if host.total else []
+            if beyond := found[host.spare :]:
+                given_up = host.bare(len(beyond))
+                beyond = beyond[: len(given_up)]
+                found = found[: host.spare] + self._worth_copying(beyond, "host", given_up)
             host.free_up(len(found))
             for page_id in found:
                 if not host.available:
@@ -177,40 +184,44 @@ class PageTiers:
     def _to_copy(self, pool: PagePool, most: int, to: Literal["host", "below"]) -> list[PageId]:
         """Return up to `most` pages to copy to a lower tier, least valuable first, if less than a quarter is spare.
 
-        Pages that are not worth a copy become spare, more at once than are needed now.
+        Pages that are unlikely to be used again become spare, more at once than are needed now.
         """
-        short = math.ceil(SPARE * pool.total) - pool.spare
+        short = _short(pool)
         if short <= 0:
             return []
         found = pool.bare(min(most, short))
-        worth = self.worth_copying(found, to)
-        if len(worth) == len(found):
+        if len(worth := self._worth_copying(found, to)) == len(found):
             return found
         found = pool.bare(short + AT_ONCE)
-        worth = self.worth_copying(found, to)
-        for page_id in found:
-            if page_id not in worth:
+        for page_id, returns in zip(found, self.history.returns(found, self.now_s), strict=True):
+            if returns < UNLIKELY:
                 pool.back(page_id, None)
-        left = [page_id for page_id in found if page_id in worth]
-        return left[: max(0, min(most, short - len(found) + len(left)))]
+        worth = self._worth_copying(found, to)
+        return worth[: max(0, min(most, _short(pool)))]
 
-    def worth_copying(self, pages: Sequence[PageId], to: Literal["host", "below"]) -> set[PageId]:
+    def _worth_copying(
+        self, pages: Sequence[PageId], to: Literal["host", "below"], given_up: Sequence[PageId] = ()
+    ) -> list[PageId]:
         """Return the pages whose copy to the host, or below it, is expected to save more time than it takes.
 
         A copy saves recomputing, less the time to bring the page back, for each turn that is expected to use the page.
+        The lower tier gives up as many pages `given_up` for the copies, if any: what those would save is lost.
         """
         if not pages:
-            return set()
-        there, back = (
-            (self.keeping.save_s(), self.keeping.load_s())
+            return []
+        keeping, now_s = self.keeping, self.now_s
+        copy_s, back_s = (
+            (keeping.save_s(), keeping.load_s())
             if to == "host"
-            else (self.keeping.put_s(), self.keeping.fetch_s())
+            else (keeping.put_s(), keeping.fetch_s())
         )
+        returns = np.minimum(self.history.returns(pages, now_s), MOST_RETURNS)
+        if given_up:
+            returns -= np.minimum(self.history.returns(given_up, now_s), MOST_RETURNS)
         depths = np.array([self.history.depth(page) for page in pages], dtype=np.float64)
-        saved_s = np.maximum(self.keeping.price(depths) - back, 1e-9)
-        least = np.clip(there / saved_s, *RETURNS)
-        worth = self.history.returns(pages, self.now_s) >= least
-        return {page for page, good in zip(pages, worth.tolist(), strict=True) if good}
+        saved_s = np.maximum(keeping.price(depths) - back_s, 0.0)
+        worth = (returns >= UNLIKELY) & (returns * saved_s >= copy_s)
+        return [page for page, good in zip(pages, worth.tolist(), strict=True) if good]
 
     def moved(self, move: PageMove, *, sound: bool) -> None:
         """Record that a move has ended; if its bytes are not `sound`, forget the damaged copies."""
@@ -295,3 +306,8 @@ class PageTiers:
         for device, host in zip(self.device, self.host, strict=True):
             device.check()
             host.check()
+
+
+def _short(pool: PagePool) -> int:
+    """Return the number of pages that a pool lacks for a quarter of it to be spare."""
+    return math.ceil(SPARE * pool.total) - pool.spare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from common import log
@@ -39,8 +39,8 @@ class _Place(NamedTuple):
 class WriteBack:
     """Puts one worker's pages into lower tiers; `policy` selects pages to put before the host must evict them.
 
-    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before and are likely
-    to return; `back`: none.
+    `through`: all full pages of an ended turn; `selective`: those of sessions that have returned before, while no cores
+    compute that puts would take time of; `back`: none.
     """
 
     def __init__(
@@ -51,10 +51,13 @@ class WriteBack:
         shape: ModelShape,
         policy: PagePublish,
         ttl_s: float,
+        competes: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
+        """`competes` tells whether puts take time of cores that compute now."""
         self._store, self._tiers, self._copier, self._shape = store, tiers, copier, shape
         self._policy, self._ttl_s, self._now_s = policy, ttl_s, clock.monotonic
+        self._competes = competes
         self.put: Counter[str] = Counter()  # pages by outcome
         self.put_s = 0.0  # recent mean seconds to put a page
         self._waiting: OrderedDict[PageId, _Place] = OrderedDict()
@@ -130,15 +133,11 @@ class WriteBack:
         return went
 
     def _next_waiting(self, *, everything: bool) -> dict[PageId, _Place]:
-        """Return the next waiting pages; of sessions that return only those worth it, unless `everything` is put."""
-        some: dict[PageId, _Place] = {}
-        while self._waiting and not some:
-            count = min(AT_ONCE, len(self._waiting))
-            some = dict(self._waiting.popitem(last=False) for _ in range(count))
-            if self._policy == "selective" and not everything:
-                worth = self._tiers.worth_copying(list(some), "below")
-                some = {page_id: place for page_id, place in some.items() if page_id in worth}
-        return some
+        """Return the next waiting pages; unless `everything` is put, `selective` waits while cores compute."""
+        if self._policy == "selective" and not everything and self._competes():
+            return {}
+        count = min(AT_ONCE, len(self._waiting))
+        return dict(self._waiting.popitem(last=False) for _ in range(count))
 
     def _keyed(self, places: dict[PageId, _Place]) -> dict[PageKey, _Place]:
         groups = range(len(self._shape.windows))

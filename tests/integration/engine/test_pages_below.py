@@ -194,6 +194,28 @@ async def test_what_could_not_be_put_is_put_when_the_tier_is_back(
         await put(worker, 21)
 
 
+async def test_pages_of_a_session_that_returned_wait_for_idle_cores(
+    bus: Bus, desk: Desk, model: Path, pages: Server
+) -> None:
+    """While other sequences compute on the same cores no page of an ended turn is put; then all are."""
+    runner = loaded(model)
+    async with serving(bus, runner, pages.url, page_publish="selective") as worker:
+        offload = worker.loop.engine.offload
+        assert offload.write_back is not None
+        assert not offload._competes()  # nothing runs
+        offload.scheduler.running.append(None)  # type: ignore[arg-type]
+        assert offload._competes()
+        offload.scheduler.running.clear()
+        offload.write_back._competes = lambda: True
+        for _ in range(2):
+            await say(bus, desk, runner, prompt_of(10))
+        assert len(offload.write_back._waiting) >= 10
+        await asyncio.sleep(0.7)  # longer than the pause between two tries
+        assert not offload.write_back.put
+        offload.write_back._competes = offload._competes
+        await put(worker, 10)
+
+
 async def test_the_lossy_form_is_labelled_and_smaller(
     bus: Bus, desk: Desk, model: Path, pages: Server
 ) -> None:
