@@ -11,7 +11,10 @@ _OVERDUE_TIMES = 5
 
 
 class RunningSteps:
-    """Steps by name, each with the time at which it is overdue; the heartbeat is told of the earliest."""
+    """Steps by name, each with the time at which it is overdue; the heartbeat is told of the earliest.
+
+    When an overdue step ends, the next earliest has OVERDUE_S from then, even if it was overdue already.
+    """
 
     def __init__(self, incarnation: Incarnation, clock: Clock) -> None:
         self._incarnation, self._clock = incarnation, clock
