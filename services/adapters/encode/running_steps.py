@@ -11,10 +11,7 @@ _OVERDUE_TIMES = 5
 
 
 class RunningSteps:
-    """Steps by name, each with the time at which it is overdue; the heartbeat is told of the earliest.
-
-    When an overdue step ends, the next earliest has OVERDUE_S from then, even if it was overdue already.
-    """
+    """Steps by name, each with the time at which it is overdue; the heartbeat is told of the earliest."""
 
     def __init__(self, incarnation: Incarnation, clock: Clock) -> None:
         self._incarnation, self._clock = incarnation, clock
@@ -43,4 +40,5 @@ class RunningSteps:
         if first == self._told and first != began:
             return
         self._told = first
-        heartbeat.working((self._overdue_s[first] - now_s) / _OVERDUE_TIMES)
+        if self._overdue_s[first] > now_s:  # else the limit of the step before, overdue too, stays
+            heartbeat.working((self._overdue_s[first] - now_s) / _OVERDUE_TIMES)
