@@ -53,7 +53,13 @@ class OffloadManager:
         """
         self.copier: PageCopier | None = executor.copier if executor.shape.host_pages else None
         keeping = TierPolicy(
-            cache.eviction, price, self._save_s, self._load_s, self._put_s, self._fetch_s
+            cache.eviction,
+            price,
+            self._save_s,
+            self._load_s,
+            self._put_s,
+            self._fetch_s,
+            self._competes,
         )
         self.scheduler = Scheduler(executor.shape, limits, keeping, homes)
         self.tiers = self.scheduler.table.tiers
@@ -84,9 +90,9 @@ class OffloadManager:
         return self._on_cpu and bool(self.scheduler.running or self.scheduler.waiting)
 
     def _save_s(self) -> float:
-        """Return the mean seconds that saving a page has taken; 0.0 if nothing competes for them."""
+        """Return the mean seconds that saving a page has taken."""
         saved = 0 if self.copier is None else self.copier.moved_bytes["save"]
-        if self.copier is None or not saved or not self._competes():
+        if self.copier is None or not saved:
             return 0.0
         return self.copier.moved_s["save"] / saved * self._page_bytes
 
@@ -94,8 +100,7 @@ class OffloadManager:
         return 0.0 if self.copier is None else self.copier.load_s
 
     def _put_s(self) -> float:
-        """Return the recent mean seconds of putting a page; 0.0 if nothing competes for them."""
-        return self.write_back.put_s if self.write_back is not None and self._competes() else 0.0
+        return 0.0 if self.write_back is None else self.write_back.put_s
 
     def _fetch_s(self) -> float:
         return 0.0 if self.prefetcher is None else self.prefetcher.breakers["redis"].page_s

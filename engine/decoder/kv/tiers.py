@@ -19,7 +19,6 @@ from engine.decoder.kv.page_pool import PagePool
 
 SPARE = 0.25  # share of a tier to keep evictable without a loss (Pensieve, 3.2)
 UNLIKELY = 0.1  # a page that is expected to be used fewer times is not copied down; unknown pages are expected more
-MOST_RETURNS = 1e6  # stands for those of a page in no chain
 AT_ONCE = 64  # pages to look at beyond the lacking ones, so that the next look comes later
 Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -27,8 +26,8 @@ Price = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 class TierPolicy(NamedTuple):
     """The eviction policy, and the seconds to recompute a page (by its depth), and to move a page between tiers.
 
-    A page is saved to the host and loaded from it, put below the host and fetched from there. 0.0: unknown, or spent
-    beside the computing.
+    A page is saved to the host and loaded from it, put below the host and fetched from there. 0.0: unknown. `competes`
+    tells whether copies to lower tiers take time of cores that compute.
     """
 
     policy: str = "spillway"
@@ -37,6 +36,7 @@ class TierPolicy(NamedTuple):
     load_s: Callable[[], float] = lambda: 0.0
     put_s: Callable[[], float] = lambda: 0.0
     fetch_s: Callable[[], float] = lambda: 0.0
+    competes: Callable[[], bool] = lambda: True
 
 
 PLAIN = TierPolicy()
@@ -169,7 +169,8 @@ class PageTiers:
             if beyond := found[host.spare :]:
                 given_up = host.bare(len(beyond))
                 beyond = beyond[: len(given_up)]
-                found = found[: host.spare] + self._worth_copying(beyond, "host", given_up)
+                gained = self._returns(beyond) - self._returns(given_up)
+                found = found[: host.spare] + self._worth_copying(beyond, gained, "host")
             host.free_up(len(found))
             for page_id in found:
                 if not host.available:
@@ -190,34 +191,37 @@ class PageTiers:
         if short <= 0:
             return []
         found = pool.bare(min(most, short))
-        if len(worth := self._worth_copying(found, to)) == len(found):
+        if len(worth := self._worth_copying(found, self._returns(found), to)) == len(found):
             return found
         found = pool.bare(short + AT_ONCE)
-        for page_id, returns in zip(found, self.history.returns(found, self.now_s), strict=True):
-            if returns < UNLIKELY:
+        returns = self._returns(found)
+        for page_id, unlikely in zip(found, (returns < UNLIKELY).tolist(), strict=True):
+            if unlikely:
                 pool.back(page_id, None)
-        worth = self._worth_copying(found, to)
+        worth = self._worth_copying(found, returns, to)
         return worth[: max(0, min(most, _short(pool)))]
 
+    def _returns(self, pages: Sequence[PageId]) -> NDArray[np.float64]:
+        return self.history.returns(pages, self.now_s)
+
     def _worth_copying(
-        self, pages: Sequence[PageId], to: Literal["host", "below"], given_up: Sequence[PageId] = ()
+        self, pages: Sequence[PageId], returns: NDArray[np.float64], to: Literal["host", "below"]
     ) -> list[PageId]:
         """Return the pages whose copy to the host, or below it, is expected to save more time than it takes.
 
-        A copy saves recomputing, less the time to bring the page back, for each turn that is expected to use the page.
-        The lower tier gives up as many pages `given_up` for the copies, if any: what those would save is lost.
+        A copy saves recomputing, less the time to bring the page back, for each of the page's `returns`: the turns
+        that are expected to use the page, less those that would use the page given up for it.
         """
         if not pages:
             return []
-        keeping, now_s = self.keeping, self.now_s
+        keeping = self.keeping
         copy_s, back_s = (
             (keeping.save_s(), keeping.load_s())
             if to == "host"
             else (keeping.put_s(), keeping.fetch_s())
         )
-        returns = np.minimum(self.history.returns(pages, now_s), MOST_RETURNS)
-        if given_up:
-            returns -= np.minimum(self.history.returns(given_up, now_s), MOST_RETURNS)
+        if not keeping.competes():
+            copy_s = 0.0
         depths = np.array([self.history.depth(page) for page in pages], dtype=np.float64)
         saved_s = np.maximum(keeping.price(depths) - back_s, 0.0)
         worth = (returns >= UNLIKELY) & (returns * saved_s >= copy_s)

@@ -95,14 +95,15 @@ class WriteBack:
         async with self._putting:
             self._waiting = OrderedDict(reversed(self._known.items()))
             while self._waiting and self._now_s() < give_up:
-                if not await self._put_some(everything=True):
+                if not await self._put_some(self._take_waiting()):
                     return
 
     async def run(self) -> None:
         """Put pages until cancelled; while the tier is away or full, pause between tries."""
         while True:
             async with self._putting:
-                went = await self._put_some()
+                later = self._policy == "selective" and self._competes()
+                went = await self._put_some({} if later else self._take_waiting())
             if went is None:
                 self._work.clear()
                 await self._wait()
@@ -117,9 +118,8 @@ class WriteBack:
         except TimeoutError:
             return
 
-    async def _put_some(self, *, everything: bool = False) -> bool | None:
-        """Put the next pages; False if the tier is away or full, None if no page waits."""
-        waited = self._next_waiting(everything=everything)
+    async def _put_some(self, waited: dict[PageId, _Place]) -> bool | None:
+        """Put pages that have waited, or else sinking ones; False if the tier is away or full, None without any."""
         some = self._keyed(waited) or self._sinking()
         if not some:
             return None
@@ -132,10 +132,8 @@ class WriteBack:
             self._waiting = OrderedDict([*self._waiting.items(), *waited.items()])
         return went
 
-    def _next_waiting(self, *, everything: bool) -> dict[PageId, _Place]:
-        """Return the next waiting pages; unless `everything` is put, `selective` waits while cores compute."""
-        if self._policy == "selective" and not everything and self._competes():
-            return {}
+    def _take_waiting(self) -> dict[PageId, _Place]:
+        """Take the next pages that wait to be put."""
         count = min(AT_ONCE, len(self._waiting))
         return dict(self._waiting.popitem(last=False) for _ in range(count))
 

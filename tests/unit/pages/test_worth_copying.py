@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.pages.identity import PageId
 from engine.decoder.executor.interface import ModelShape
-from engine.decoder.kv.eviction.history import History
+from engine.decoder.kv.eviction.history import MOST_RETURNS, History
 from engine.decoder.kv.tiers import UNLIKELY, PageTiers, TierPolicy
 
 PAGES, LENGTH = 64, 4  # pages of each tier, and of a session's first turn
@@ -87,7 +87,7 @@ def test_of_an_unknown_load_every_page_is_worth_a_copy(idle_s: float) -> None:
 
 def test_a_page_in_no_chain_may_return() -> None:
     """Nothing is known of a page that no turn has named."""
-    assert History().returns([b"a"], 0.0)[0] == np.inf
+    assert History().returns([b"a"], 0.0)[0] == MOST_RETURNS
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,6 +15,7 @@ from engine.decoder.kv.eviction.hazard import EVERY, NEVER, Hazard
 
 FIRST_FITS = (8, 16, 32)  # turns after which a young history is fitted, too
 FLOOR_S = 1e-3  # shorter idle times count as this
+MOST_RETURNS = 1e6  # expected of a page in no chain
 LIMIT = 1 << 18  # remembered ids of pages, also of pages in no tier: about 50 MB
 
 
@@ -127,11 +128,15 @@ class History:
         return self._sum_up(self._hazard.rates(self.used_s[: self.size], now_s))
 
     def returns(self, pages: Sequence[PageId], now_s: float) -> NDArray[np.float64]:
-        """Return the number of turns expected to use each page from now on; inf for a page in no chain."""
+        """Return the number of turns expected to use each page from now on; MOST_RETURNS for a page in no chain."""
         expected = self._sum_up(self._hazard.returns(self.used_s[: self.size], now_s))
         nodes = [self._nodes.get(page) for page in pages]
         return np.array(
-            [math.inf if node is None or not node.named else expected[node.slot] for node in nodes]
+            [
+                MOST_RETURNS if node is None or not node.named else expected[node.slot]
+                for node in nodes
+            ],
+            dtype=np.float64,
         )
 
     def hold(self, page: PageId) -> PageRun:
