@@ -26,6 +26,8 @@ _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
 # A prompt's chunk may make a step of running streams this many times as long, even if a stream's pace then suffers.
 _STRETCH = 2.0
+# A step of prompts alone may be that many times as large as one beside running streams, if it takes so many seconds.
+PROMPTS, PROMPTS_S = 4, 0.04
 
 
 def size_of(rows: Sequence[SequenceInput], windows: Sequence[int | None]) -> Step:
@@ -143,13 +145,14 @@ class DecoderCapacity:
         """Return the number of rows that a step may have without slowing decoding streams too much.
 
         The step may take `itl_s`, or twice as long as the streams need alone, whichever is longer. It has room for at
-        least one page of prompt rows, so that prompts make progress, and for at most `most` rows.
+        least one page of prompt rows, so that prompts make progress, and for at most `most` rows. Without decoding
+        streams it has these, or as many as take PROMPTS_S, but at most PROMPTS times as many.
         """
-        if not decoding.sequences:
-            return most
-        alone = self.cost.seconds(decoding)
         _, _, row, each = self.cost.parts
         per_row = row + each * _TYPICAL_CONTEXT
+        if not decoding.sequences:
+            return max(most, min(PROMPTS * most, int(PROMPTS_S / per_row))) if per_row > 0 else most
+        alone = self.cost.seconds(decoding)
         spare = max(self._itl_s, _STRETCH * alone) - alone
         rows = int(spare / per_row) if per_row > 0 else most
         return min(most, decoding.rows + max(PAGE, rows))

@@ -220,6 +220,8 @@ class DecoderEngine:
         self._changed.clear()
         decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
         budget = self.capacity.budget(decoding, self.limits.tokens)
+        if self.homes is not None:  # what was measured of stages ends with the largest step
+            budget = min(budget, self.limits.tokens)
         parts = self.scheduler.step(budget, now_s=self._clock.monotonic())
         if self.homes is not None and (self.scheduler.moves or not self._plain(parts)):
             return parts if parts or self.scheduler.moves or self.scheduler.loads else None

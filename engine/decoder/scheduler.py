@@ -8,9 +8,10 @@ pages and is recomputed later; a page is never taken from a more urgent sequence
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from common.pages.identity import PAGE
@@ -20,7 +21,7 @@ from engine.decoder.kv.page_table import PageTable, PrefixMatch, computed_soon
 from engine.decoder.kv.tiers import PLAIN, TierPolicy
 from engine.decoder.offload.homes import HomePlan, HomePlanner, PlacedRows
 from engine.decoder.passage_rows import computed_rows
-from engine.decoder.sequence import Range, TokenSequence
+from engine.decoder.sequence import Range, TokenSequence, touched
 
 RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pensieve, 3.3)
 
@@ -582,7 +583,7 @@ def _admit(
             break  # only copies to the host hold pages, until the next step
         most = tokens if table.tiers.now_s >= sequence.cap_until_s else min(tokens, sequence.cap)
         positions = _first_rows(match, most, min(ledger.left))
-        taken = len({p // PAGE for p in positions})
+        taken = sum(1 for _ in touched(positions))
         ledger.take(taken)
         promised += new - taken
         tokens -= len(positions)
@@ -612,7 +613,8 @@ def _promised(
 def _first_rows(match: PrefixMatch, most: int, pages: int) -> list[int]:
     """Return a new sequence's first positions to compute: at most `most`, on at most `pages` new pages."""
     positions = [p for start, end in match.todo for p in range(start, min(end, start + most))]
-    return [p for p in positions[:most] if _place(match, p) < pages]
+    del positions[most:]
+    return positions[: bisect_left(positions, pages, key=partial(_place, match))]
 
 
 def _place(match: PrefixMatch, position: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from common.pages.identity import PAGE, Owner, PageId, long_root, page_ids
@@ -207,10 +208,10 @@ class TokenSequence:
         return any(a < end and start < b for a, b in self.todo)
 
 
-def touched(positions: Iterable[int]) -> Iterator[int]:
+def touched(positions: Sequence[int]) -> Iterator[int]:
     """Yield the logical pages of rising positions, each once."""
-    last = -1
-    for position in positions:
-        if position // PAGE != last:
-            last = position // PAGE
-            yield last
+    at = 0
+    while at < len(positions):
+        page = positions[at] // PAGE
+        yield page
+        at = bisect_left(positions, (page + 1) * PAGE, at, min(at + PAGE, len(positions)))

@@ -12,7 +12,7 @@ from common.cost.step import Step
 from common.pages.identity import PAGE
 from common.types.generation import SamplingParams
 from common.wire.registry import WorkerRecord
-from engine.decoder.capacity import DecoderCapacity
+from engine.decoder.capacity import PROMPTS, PROMPTS_S, DecoderCapacity
 from engine.decoder.executor.interface import (
     EarlyEnd,
     PageLoads,
@@ -113,10 +113,13 @@ def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, 
 
     rows = pace.budget(decoding, most)
 
-    assert rows <= most
     if not streams:
-        assert rows == most
-    elif rows < most:
+        assert most <= rows <= PROMPTS * most
+        assert rows == most or row * rows <= 1.01 * PROMPTS_S
+        assert rows == PROMPTS * most or row * (rows + 1) >= 0.99 * PROMPTS_S
+        return
+    assert rows <= most
+    if rows < most:
         assert rows >= streams + PAGE
         alone = beta + row * streams
         if rows > streams + PAGE:
