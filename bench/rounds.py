@@ -12,6 +12,7 @@ from bench.pairs import BLOCK
 from bench.peak import Peak, Speed, still_blocks
 from loadgen import stats
 
+FEWEST = 3  # rounds that decide a level: fewer have no interval to speak of
 Name = TypeVar("Name", bound=str)
 Rate = Callable[[], Awaitable[float]]
 

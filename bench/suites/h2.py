@@ -31,6 +31,7 @@ from bench.rivals.assembled_stack import (
     divisions,
     varied,
 )
+from bench.rounds import FEWEST
 from bench.suites.engine_pairs import told
 from bench.workloads.mixed_load import (
     CHAT,
@@ -210,7 +211,8 @@ def _goodput(
     rate = sum(SHAPE.per_s.values())
     mine, other = (capacity(shares_of(some), level) for some in (ours, theirs))
     ratio = ratio_of(ours, theirs, level)
-    word = stats.verdict(ratio, GOAL, MUST)
+    few = len(ours) < FEWEST
+    word = "undecided" if few else stats.verdict(ratio, GOAL, MUST)
     if level == LEVEL:
         body.met["goodput"] = word
     speeds = [f"{rate * factor:.1f}" for factor in (mine, other)]

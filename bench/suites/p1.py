@@ -19,6 +19,7 @@ from bench.rivals import llama_server
 from bench.rivals.completion_servers import Weights, weights
 from bench.rivals.llama_server import KEEPING, KEEPING_TRIED
 from bench.rivals.sweep import Setting, Swept, best, sweep, told
+from bench.rounds import FEWEST
 from bench.simulation.unified import DEVICE_TOKENS, LARGE, MODEL_M, SCALE, Cost, unified
 from bench.suites.engine_pairs import told as shown
 from bench.workloads.turn_runs import (
@@ -50,7 +51,6 @@ from common.pages.store import NONE
 from loadgen import stats
 from services.adapters.generate.generator import HOST_PART
 
-FEWEST = 3  # repeats that decide
 REPEATS = 5  # each with conversations of its own, the same to every system
 SECONDS, QUICK_S, SWEEP_S = 60.0, 6.0, 20.0
 SHAPE = 2 / 3  # of it, for a rate of a shape

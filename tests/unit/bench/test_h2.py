@@ -171,6 +171,15 @@ def _kept() -> MixKept:
     return MixKept(tried, rounds, {h2.OURS: 0.97})
 
 
+def test_fewer_than_three_rounds_decide_nothing() -> None:
+    """A round alone has an interval without width, and two have next to none: the level stays open."""
+    kept = _kept()
+    kept.rounds = [each for each in kept.rounds if each.round < 2]
+    body = h2.describe(kept, BenchOptions())
+    assert body.tables[0]["rows"][-1][-1] == "2"
+    assert body.met["goodput"] == "undecided"
+
+
 def test_tables_and_verdict_of_known_rounds() -> None:
     """The load at the level, its ratio and verdict, the best setting, the summary's figure; JSON keeps all of it."""
     kept = _kept()
