@@ -567,6 +567,10 @@ def quotas(script: Script, key: str) -> None:
     """A key of one request a minute; and the mesh, now that all of it has worked."""
     script.call("within quota", "POST", EMBED, {"input": WATER, "dimensions": 2}, key=key)
     script.call("over quota", "POST", EMBED, {"input": WATER, "dimensions": 2}, key=key)
+    until_sync(
+        lambda: any(each["measured"] for each in script.ask("GET", "/v1/mesh").json["workers"]),
+        "the router has noted a worker's batch",
+    )
     script.call("mesh", "GET", "/v1/mesh", shape=True)
 
 
