@@ -26,7 +26,8 @@ _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
 # A prompt's chunk may make a step of running streams this many times as long, even if a stream's pace then suffers.
 _STRETCH = 2.0
-# A step of prompts alone may be that many times as large as one beside running streams, if it takes so many seconds.
+# A step of prompts alone may have so many times the rows of one beside running streams, if it takes no longer than this
+# at a typical context.
 PROMPTS, PROMPTS_S = 4, 0.04
 
 
@@ -146,7 +147,7 @@ class DecoderCapacity:
 
         The step may take `itl_s`, or twice as long as the streams need alone, whichever is longer. It has room for at
         least one page of prompt rows, so that prompts make progress, and for at most `most` rows. Without decoding
-        streams it has these, or as many as take PROMPTS_S, but at most PROMPTS times as many.
+        streams it has these, or as many as take PROMPTS_S at a typical context, but at most PROMPTS times as many.
         """
         _, _, row, each = self.cost.parts
         per_row = row + each * _TYPICAL_CONTEXT
