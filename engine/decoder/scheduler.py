@@ -27,7 +27,7 @@ RESERVE = 0.1  # share of the pages kept for running sequences to grow into (Pen
 
 
 class StepLimits(NamedTuple):
-    """The largest step: rows in all, and sequences with pages."""
+    """The largest step beside decoding sequences: rows in all, and sequences with pages."""
 
     tokens: int
     running: int
