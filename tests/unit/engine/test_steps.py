@@ -107,7 +107,7 @@ def test_depth_follows_the_speed() -> None:
 
 @given(st.integers(0, 200), st.floats(1e-4, 0.5), st.floats(1e-6, 1e-2), st.integers(32, 2048))
 def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, most: int) -> None:
-    """A prompt's chunk beside them fits into the pace or twice their step, a page at least; alone it has all, or more."""
+    """A prompt's chunk beside them fits into the pace or twice their step, a page at least; alone it is larger."""
     pace = DecoderCapacity(probes(beta, row), slo_s=100.0, context=4096, itl_s=0.1)
     decoding = Step(streams, streams, streams * 100)
 
