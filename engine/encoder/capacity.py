@@ -16,6 +16,8 @@ from engine.encoder.batching import BatchLimits
 from engine.encoder.model import EncoderModel
 
 _BATCH_ITEMS = 256
+# What a batch costs beside its own seconds: threads that wait for the last part, and the event loop's turn after it.
+_TURN_S = 0.003
 _ALL = BatchLimits(1_000_000, 1_000_000_000)
 # How late batches end: priors, which fade over _FADES batches, and upper bounds, since one hiccup of the machine must
 # not make admission refuse work for long. Costs are measured while nothing else runs, and a first burst is admitted
@@ -47,7 +49,8 @@ class EncoderCapacity:
         """
         self.online = OnlineCost(probes, fixed=known)
         self.slo_s = slo_s
-        self.limits = _ALL if takes_all else BatchLimits(_BATCH_ITEMS, self.cost.batch_tokens())
+        turned = self.cost._replace(beta_s=self.cost.beta_s + _TURN_S)
+        self.limits = _ALL if takes_all else BatchLimits(_BATCH_ITEMS, turned.batch_tokens())
         self.queries: int | None = None  # the depth in queries, as found by probes through the mesh
         self.slowness = Slowness()
         self._late = Lateness(prior=_LATE_PRIOR * slo_s, fades=_FADES)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import bisect
+import contextlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
+from queue import SimpleQueue
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
+from common.devices import detect
 from engine.kernels.encoder import HEAD_WIDTHS, EncoderKernels
+from engine.models.encoders.parts import parts_of
 from engine.models.encoders.positions import positions
 from engine.models.encoders.spec import EncoderSpec, Pooling
 from engine.models.encoders.torch_forward import EncoderLinear
@@ -19,8 +23,8 @@ from engine.models.encoders.torch_forward import EncoderLinear
 _Norm = tuple[Tensor, Tensor, float]
 _Ids = Sequence[Sequence[int]]
 _CPU = torch.device("cpu")
-# With fewer tokens per part, matrix products on one thread are slower: by 5 % with 256 tokens, by 15 % with 128.
-PART_TOKENS = 512
+# While the threads that share a layer's products wait for each other, one of them multiplies and adds so many numbers.
+_WAITS = 100e6
 
 
 def packable(spec: EncoderSpec) -> bool:
@@ -31,8 +35,8 @@ def packable(spec: EncoderSpec) -> bool:
 class PackedForward:
     """The forward pass over packed texts in bf16, with residuals, norms and softmax in fp32.
 
-    A batch that is large enough for all threads is cut into parts; each thread computes one part after another. If all
-    threads shared each matrix product, all would wait at each product for a thread whose core is busy with other work.
+    A batch is cut into parts (see `parts_of`); each thread computes one part after another. If all threads shared each
+    matrix product, all would wait at each product for a thread whose core is busy with other work.
     """
 
     def __init__(
@@ -47,14 +51,16 @@ class PackedForward:
         )
         self._norm = _norm(weights, "embeddings.LayerNorm", spec.epsilon)
         self._layers = [_Layer(weights, index, spec, kernels) for index in range(spec.layers)]
-        self._threads = threads
-        # Torch's number of threads applies to the thread that sets it, and to later threads that set none.
-        self._pool = ThreadPoolExecutor(threads, "part", torch.set_num_threads, (1,))
+        self._waits_tokens = _WAITS / (spec.hidden * (4 * spec.hidden + 2 * spec.intermediate))
+        processors = SimpleQueue[tuple[int, ...]]()
+        for own in _own_processors(threads):
+            processors.put(own)
+        self._pool = ThreadPoolExecutor(threads, "part", _begin_part_thread, (processors,))
 
     def pooled(
         self, texts: _Ids, types: _Ids | None, pooling: Pooling, *, normalise: bool
     ) -> Tensor:
-        """Return fp32 (texts, hidden) for texts in any order; each part pools its own texts."""
+        """Return fp32 (texts, hidden) for texts in any order; the calling thread's number of threads computes."""
         lengths = [len(text) for text in texts]
         out = torch.empty(len(texts), self._spec.hidden)
 
@@ -63,11 +69,16 @@ class PackedForward:
                 rows, starts = self._forward(texts[part], types and types[part])
                 self._kernels.pool(rows, starts, pooling, normalise=normalise, out=out[part])
 
-        rounds = sum(lengths) // (PART_TOKENS * self._threads)
-        if rounds:
-            list(self._pool.map(compute, split(lengths, rounds * self._threads)))
-        else:
+        threads = torch.get_num_threads()
+        parts = parts_of(lengths, threads, self._waits_tokens)
+        if len(parts) > 1:
+            list(self._pool.map(compute, parts))
+            return out
+        torch.set_num_threads(1 if parts else threads)
+        try:
             compute(slice(None))
+        finally:
+            torch.set_num_threads(threads)
         return out
 
     def rows(self, texts: _Ids, types: _Ids | None) -> Tensor:
@@ -89,12 +100,22 @@ class PackedForward:
         return rows, starts
 
 
-def split(lengths: Sequence[int], parts: int) -> list[slice]:
-    """Cut texts of these lengths into at most `parts` runs with about equal numbers of tokens."""
-    ends = list(accumulate(lengths))
-    cuts = [bisect(ends, ends[-1] * number // parts) for number in range(1, parts)]
-    edges = sorted({0, *cuts, len(lengths)})
-    return [slice(*pair) for pair in pairwise(edges)]
+def _own_processors(threads: int) -> list[tuple[int, ...]]:
+    """Return for each thread the processors that it may use: one each, where there are as many as threads.
+
+    Linux may wake two threads on one processor, where they take turns while another processor idles.
+    """
+    allowed = detect().cores
+    return [(each,) for each in allowed] if len(allowed) == threads else [allowed] * threads
+
+
+def _begin_part_thread(processors: SimpleQueue[tuple[int, ...]]) -> None:
+    # Torch's number of threads applies to the thread that sets it, and to later threads that set none.
+    torch.set_num_threads(1)
+    own = processors.get()
+    with contextlib.suppress(OSError):  # a processor that was taken away meanwhile
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, own)
 
 
 class _Layer:

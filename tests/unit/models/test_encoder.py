@@ -20,7 +20,8 @@ from engine.kernels.encoder import EncoderKernels
 from engine.models.encoders import torch_forward
 from engine.models.encoders.encoder import Encoder
 from engine.models.encoders.files import find
-from engine.models.encoders.packed_forward import PART_TOKENS, PackedForward, split
+from engine.models.encoders.packed_forward import PackedForward
+from engine.models.encoders.parts import PART_TOKENS, parts_of, split
 from engine.models.encoders.spec import Pooling
 from engine.models.encoders.torch_forward import TorchForward
 from engine.models.encoders.weights import load_weights
@@ -133,6 +134,34 @@ def test_parts_of_a_batch(lengths: list[int], count: int) -> None:
     assert max(map(sum, parts)) < sum(lengths) / count + max(lengths) + 1
 
 
+@given(
+    st.lists(st.integers(1, 512), min_size=1, max_size=60), st.integers(1, 12), st.floats(0, 100)
+)
+def test_parts_that_are_chosen(lengths: list[int], threads: int, waits: float) -> None:
+    """The chosen parts are the batch in order; none are chosen only if no part or thread could end in time."""
+    parts = [lengths[part] for part in parts_of(lengths, threads, waits)]
+    share = sum(lengths) / threads
+
+    assert not parts or list(chain.from_iterable(parts)) == lengths
+    if threads == 1:
+        assert parts == [lengths]
+    if max(lengths) > 1.2 * share + waits:
+        assert not parts
+    if sum(lengths) <= 1.2 * share + waits or 2 * max(lengths) <= 0.2 * share + waits:
+        assert parts
+
+
+def test_parts_of_a_few_texts() -> None:
+    """On two threads one computes a short text, each one of two texts, and both share a long text among short ones."""
+    assert parts_of([16], 2, 56) == [slice(0, 1)]
+    assert parts_of([128], 2, 56) == [slice(0, 1)]
+    assert parts_of([256], 2, 56) == []
+    assert parts_of([16, 16], 2, 56) == [slice(0, 1), slice(1, 2)]
+    assert parts_of([400, 16, 16], 2, 56) == []
+    assert len(parts_of([128] * 19, 2, 56)) == 4
+    assert parts_of([8192], 2, 56) == []
+
+
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 @pytest.mark.parametrize("normalise", [False, True])
 def test_compiled_pooling_equals_torch(pooling: Pooling, *, normalise: bool) -> None:
@@ -154,7 +183,7 @@ def test_compiled_pooling_equals_torch(pooling: Pooling, *, normalise: bool) -> 
 
 
 def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch with a part for every thread is computed in parts, with token types, to bf16's rounding the same."""
+    """Batches are computed in parts, each by one thread, with token types, to bf16's rounding the same."""
     kernels = EncoderKernels.load()
     if kernels is None:
         pytest.skip("no AVX512-BF16 or no compiler here")
@@ -164,24 +193,29 @@ def test_parts_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mon
     texts = [text for _ in range(8) for text in encoder_models.texts(12)]
     types = [[number % 2 for number in range(len(text))] for text in texts]
     parted = PackedForward(files.spec, weights, kernels, 2)
-    taken: list[int] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    taken: list[tuple[int, int]] = []
     forward = parted._forward
 
     def noted(some: Any, kinds: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        taken.append(len(some))
+        taken.append((len(some), torch.get_num_threads()))
         return forward(some, kinds)
 
     with torch.inference_mode():
         lengths = [len(text) for text in texts]
         whole = pool(parted.rows(texts, types), lengths, "mean", normalise=True)
         monkeypatch.setattr(parted, "_forward", noted)
-        found = parted.pooled(texts, types, "mean", normalise=True)
-        assert relative(found, whole) <= 1e-2
-        assert len(taken) == sum(lengths) // PART_TOKENS // 2 * 2 > 0
-        assert sum(taken) == len(texts)
-        taken.clear()
-        parted.pooled(texts[:12], types[:12], "mean", normalise=True)
-    assert taken == [12]  # too few tokens for two parts
+        for count in (len(texts), 12, 1):
+            taken.clear()
+            found = parted.pooled(texts[:count], types[:count], "mean", normalise=True)
+            rounds = max(1, sum(lengths[:count]) // PART_TOKENS // 2)
+            assert relative(found, whole[:count]) <= 1e-2
+            assert len(taken) == min(count, 2 * rounds)
+            assert sum(texts for texts, _ in taken) == count
+            assert {threads for _, threads in taken} == {1}
+            assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 @FAMILIES
