@@ -103,7 +103,7 @@ class PackedForward:
 def _own_processors(threads: int) -> list[tuple[int, ...]]:
     """Return for each thread the processors that it may use: one each, where there are as many as threads.
 
-    Linux may wake two threads on one processor, where they take turns while another processor idles.
+    Linux may wake two threads on one processor, where they then take turns.
     """
     allowed = detect().cores
     return [(each,) for each in allowed] if len(allowed) == threads else [allowed] * threads
