@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from bench.suites.p2 import GOALS, MUSTS
 from loadgen import stats
 from loadgen.html import plots
 from loadgen.html.plots import Mark, Ratio
@@ -52,10 +53,9 @@ def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
         firsts = {tier: [each[tier][0][0] for each in rounds] for tier in ("computed", *_TIERS)}
         for tier in _TIERS:
             ratio = stats.paired_ratio(firsts[tier], firsts["computed"])
-            must, goal = {"host": (0.2, 0.1), "redis": (0.5, 0.25)}.get(tier, (None, None))
-            found.append(
-                Ratio(f"{name}, {tier}", ratio["value"], ratio["low"], ratio["high"], must, goal)
-            )
+            values = ratio["value"], ratio["low"], ratio["high"]
+            must, goal = MUSTS.get(tier), GOALS[name].get(tier)
+            found.append(Ratio(f"{name}, {tier}", *values, must, goal))
     return [("First token of a warm turn", plots.ratios(found, "of computing, 95 %", log=True))]
 
 
