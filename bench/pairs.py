@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.peak import Peak, Speed, as_samples, still_blocks
+from bench.peak import Peak, Speed, as_samples, counting, still_blocks
 
 BLOCK = 20
 LEAST = 4  # pairs or rounds in any case
@@ -47,11 +47,9 @@ class PairBlocks:
     def sift(self) -> None:
         """Take over the pairs of the blocks during which neither speed moved; if one always did, of all."""
         still = still_blocks(self.speeds)
-        self.dropped = still.count(False)
-        if not any(still):
-            still = [True] * len(still)
+        self.dropped, counts = still.count(False), counting(still)
         for number, (ours, theirs) in enumerate(self.all_pairs):
-            if still[number // self.block]:
+            if counts[number // self.block]:
                 self.ours.append(ours)
                 self.theirs.append(theirs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,12 @@ def still_blocks(speeds: Sequence[Speed]) -> list[bool]:
     copies = stats.keep_still([each.gbs for each in speeds])
     whole = [each.stolen <= STOLEN for each in speeds[1:]]
     return [all(each) for each in zip(products, copies, whole, strict=True)]
+
+
+def counting(still: Iterable[bool]) -> list[bool]:
+    """Say of each block whether it counts: those that were still, or all if none was."""
+    found = list(still)
+    return found if any(found) else [True] * len(found)
 
 
 def as_samples(speeds: Sequence[Speed]) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from bench.pairs import BLOCK
-from bench.peak import Peak, Speed, still_blocks
+from bench.peak import Peak, Speed, counting, still_blocks
 from loadgen import stats
 
 FEWEST = 3  # rounds that decide a level: fewer have no interval to speak of
@@ -28,15 +28,17 @@ class Rounds:
     @property
     def dropped(self) -> int:
         """Return how many blocks do not count, since the machine's speed moved; where it always did, all count."""
-        still = still_blocks(self.speeds)
-        return still.count(False) if any(still) else 0
+        return self._counted().count(False)
 
     def of(self, side: str) -> list[float]:
         """Return a side's rates in the rounds that count."""
-        still = still_blocks(self.speeds)
-        if not any(still):
-            return self.rates[side]
-        return [rate for number, rate in enumerate(self.rates[side]) if still[number // self.block]]
+        counts = self._counted()
+        return [
+            rate for number, rate in enumerate(self.rates[side]) if counts[number // self.block]
+        ]
+
+    def _counted(self) -> list[bool]:
+        return counting(still_blocks(self.speeds))
 
     def median(self, side: str) -> float:
         """Return a side's median rate."""

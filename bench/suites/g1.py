@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,7 +21,7 @@ from bench.mesh import processes
 from bench.mesh.interval_mesh import IntervalMesh, TimedAnswer, interval_mesh, spoken
 from bench.pairs import rounds_within
 from bench.partial import PartialResults
-from bench.peak import Peak, Speed, still_blocks
+from bench.peak import Peak, Speed, counting, still_blocks
 from bench.rivals.engine_process import EngineProcess
 from bench.rounds import order
 from bench.suites.engine_pairs import told
@@ -383,7 +384,8 @@ def _told(kept: IntervalKept, cells: Sequence[IntervalCell], options: BenchOptio
     body, lines, main, beside = Body(), list[_Line](), list[list[str]](), list[list[str]]()
     for cell in cells:
         done = kept.rounds.get(cell.name, [])
-        still = [each for each in done if all(still_blocks([each.before, each.after]))] or done
+        flags = counting(all(still_blocks([each.before, each.after])) for each in done)
+        still = list(compress(done, flags))
         if done:
             line = _Line(cell, kept.profiles[cell.name], kept.predicted[cell.name], still)
             lines.append(line)

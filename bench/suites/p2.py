@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from bench.document import BenchOptions, Body
 from bench.engine.tiered import PagesRedis, Tiered, Turn
 from bench.gpu import shapes
 from bench.partial import PartialResults
-from bench.peak import Peak, Speed, still_blocks
+from bench.peak import Peak, Speed, counting, still_blocks
 from common.config import WorkerConfig
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv import tiers
@@ -87,8 +88,8 @@ def describe(kept: TurnsKept, left: int = 0) -> Body:
         if not blocks:
             continue
         body.samples[name] = msgspec.to_builtins(blocks)
-        counted = [each for each in blocks if all(still_blocks([each.before, each.after]))]
-        rounds = [each for block in counted or blocks for each in block.rounds]
+        still = counting(all(still_blocks([each.before, each.after])) for each in blocks)
+        rounds = [each for block in compress(blocks, still) for each in block.rounds]
         dropped.append(f"{_rounds(blocks) - len(rounds)} of {_rounds(blocks)} of {name}")
         computed = [each["computed"][0].first_s for each in rounds]
         for tier in TIERS:

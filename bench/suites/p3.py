@@ -21,7 +21,7 @@ from bench.document import BenchOptions, Body
 from bench.engine.tiered import PagesRedis, Tiered
 from bench.mesh import proc
 from bench.partial import PartialResults
-from bench.peak import Peak, Speed, still_blocks
+from bench.peak import Peak, Speed, counting, still_blocks
 from bench.simulation import never_slower
 from bench.suites.p2 import model_of
 from common.config import WorkerConfig
@@ -101,9 +101,7 @@ def describe(kept: QuadsKept, left: int = 0) -> Body:
     body = Body(
         samples={"cells": msgspec.to_builtins(kept.cells), "blocks": kept.blocks}, left=left
     )
-    still = [still_blocks(pair)[0] for pair in kept.blocks]
-    if not any(still):
-        still = [True] * len(still)
+    still = counting(still_blocks(pair)[0] for pair in kept.blocks)
     rows = []
     for cell in CELLS:
         if cell.name not in kept.cells:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.document import BenchOptions, Body
 from bench.partial import PartialResults
-from bench.peak import Peak, still_blocks
+from bench.peak import Peak, counting, still_blocks
 from bench.simulation.scale_out import network_s, over_machines
 from bench.workloads import search_sets
 from bench.workloads.search_sets import SearchSet
@@ -294,9 +294,9 @@ def _measured(files: ExplorationFiles, rows: SearchSet, base: Floats) -> Measure
     for _ in range(BLOCKS):
         blocks.append(rounds_of(sides, SYSTEM, ROUNDS))
         speeds.append(peak.now())
-    still = still_blocks(speeds)
-    dropped = still.count(False) if any(still) else 0
-    kept = [block for block, good in zip(blocks, still, strict=True) if good] or blocks
+    still = counting(still_blocks(speeds))
+    dropped = still.count(False)
+    kept = [block for block, good in zip(blocks, still, strict=True) if good]
     first, *others = (np.vstack(each) for each in zip(*kept, strict=True))
     now_s, known = SearchTimes.of(first).mean_s, Known(files.directory).all().calibration
     pace = known.reference_s / now_s
