@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from bench.figures.figure import Figure, Found
-from bench.suites.p2 import GOALS, MUSTS
 from bench.suites.p5 import JUDGED, MOONCAKE, way
 from bench.workloads.turn_systems import LEVELS, PAIRS, RATIOS, judged
+from bench.workloads.warm_turns import GOALS, MUSTS
 
 
 def _warm(found: Found, name: str, tier: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.suites.p2 import GOALS, MUSTS
+from bench.workloads.warm_turns import GOALS, MUSTS
 from loadgen import stats
 from loadgen.html import plots
 from loadgen.html.plots import Mark, Ratio
