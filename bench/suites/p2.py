@@ -17,7 +17,7 @@ from bench.engine.tiered import PagesRedis, Tiered, Turn
 from bench.gpu import shapes
 from bench.partial import PartialResults
 from bench.peak import Peak, Speed, counting, still_blocks
-from bench.workloads.warm_turns import GOALS, MUSTS, TAIL
+from bench.workloads.warm_turns import GOALS, MUSTS, TAIL, TIERS
 from common.config import WorkerConfig
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.kv import tiers
@@ -29,7 +29,6 @@ ROUNDS, ROUNDS_OF_L = 500, 75
 BLOCK = {"S": 20, "M": 10, "L": 2}  # rounds between two measurements of the machine's speed
 WARMING = 3  # rounds
 ASKS = 4  # warm turns from each tier in a round: their tails need more turns than there is time to compute
-TIERS = ("device", "host", "redis")
 MEMORY = {"S": 256 << 20, "M": 512 << 20, "L": 1 << 30}
 PAGES_BYTES = 1 << 30
 SETTLE_S = 0.05

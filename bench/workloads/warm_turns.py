@@ -1,7 +1,8 @@
-"""What P2's warm turns are judged by: shares of the time that computing the history takes, and the tail."""
+"""P2's warm turns: the tiers they come from, and what they are judged by: shares of computing the history, the tail."""
 
 from __future__ import annotations
 
+TIERS = ("device", "host", "redis")
 GOALS = {
     "S": {"host": 0.08, "redis": 0.25},
     "M": {"host": 0.03, "redis": 0.06},

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.workloads.warm_turns import GOALS, MUSTS
+from bench.workloads.warm_turns import GOALS, MUSTS, TIERS
 from loadgen import stats
 from loadgen.html import plots
 from loadgen.html.plots import Mark, Ratio
 
 _POLICIES = ("lru", "s3fifo", "spillway", "informed", "clairvoyant")
-_TIERS = ("device", "host", "redis")
 
 
 def p1(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -50,8 +49,8 @@ def p2(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for name, blocks in samples.items():
         rounds = [each for block in blocks for each in block["rounds"]]
-        firsts = {tier: [each[tier][0][0] for each in rounds] for tier in ("computed", *_TIERS)}
-        for tier in _TIERS:
+        firsts = {tier: [each[tier][0][0] for each in rounds] for tier in ("computed", *TIERS)}
+        for tier in TIERS:
             ratio = stats.paired_ratio(firsts[tier], firsts["computed"])
             values = ratio["value"], ratio["low"], ratio["high"]
             must, goal = MUSTS.get(tier), GOALS[name].get(tier)

@@ -15,6 +15,7 @@ from bench.partial import PartialResults
 from bench.peak import Speed
 from bench.rivals.sweep import Swept
 from bench.suites import engine_pairs, f5, f6, p2, p3, p4, v5
+from bench.workloads import warm_turns
 from bench.workloads.search_sets import name_of
 from chaos.f5 import LIMITS, LoadMemory
 from chaos.f5_pages import BUDGETS
@@ -118,7 +119,7 @@ def test_warm_turns_of_a_moved_block_are_dropped() -> None:
     """Only a still block's rounds count, of whatever length; the ratio is of a round's first turn from a tier."""
     asked = [p2.AskedTurn(seconds, 928) for seconds in (0.05, *[0.06] * (p2.ASKS - 1))]
     still, moved = (
-        {"computed": [p2.AskedTurn(seconds, 0)]} | dict.fromkeys(p2.TIERS, asked)
+        {"computed": [p2.AskedTurn(seconds, 0)]} | dict.fromkeys(warm_turns.TIERS, asked)
         for seconds in (1.0, 0.01)
     )
     blocks = [p2.RoundsBlock(*STILL, [still] * 20), p2.RoundsBlock(*MOVED, [moved] * 5)]
@@ -126,7 +127,9 @@ def test_warm_turns_of_a_moved_block_are_dropped() -> None:
     body = p2.describe(kept)
 
     assert set(body.met.values()) == {"goal"}
-    assert [row[5] for row in body.tables[0]["rows"]] == ["0.050 [0.050, 0.050]"] * len(p2.TIERS)
+    assert [row[5] for row in body.tables[0]["rows"]] == ["0.050 [0.050, 0.050]"] * len(
+        warm_turns.TIERS
+    )
     assert {row[-1] for row in body.tables[0]["rows"]} == {str(20 * p2.ASKS)}
     assert "5 of 25 of S." in body.notes[-1]
     assert msgspec.convert(msgspec.to_builtins(kept), p2.TurnsKept) == kept
