@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from common.errors import ConfigError
+
 _GONE_S = 5.0
 
 
@@ -22,7 +24,7 @@ class GroupUse(NamedTuple):
     kills: int
 
 
-class MemoryGroupsError(Exception):
+class MemoryGroupsError(ConfigError):
     """The directory cannot hold memory groups; the message says what is missing."""
 
 

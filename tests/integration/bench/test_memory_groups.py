@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.mesh.memory_groups import GroupUse, MemoryGroups, MemoryGroupsError
+from cli.main import main
 
 FILES = {
     1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
@@ -69,3 +70,15 @@ def test_a_plain_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryGroupsError, match="expected a cgroup directory"):
         MemoryGroups(tmp_path, {"router": 1}).__enter__()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_is_given_no_cgroup_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`spillway bench F5 --cgroup` of a directory that is not there ends with one line that names the directory."""
+    absent = tmp_path / "absent"
+    assert main(["bench", "F5", "--cgroup", str(absent)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"spillway: {absent}: ")
+    assert told.endswith("written\n")
+    assert told.count("\n") == 1
