@@ -1,15 +1,19 @@
-"""The queue of one device: tasks of every kind, each with a predicted cost and a deadline, run by one thread.
+"""The queue of one device: tasks of every kind, each with a predicted cost and a deadline, run one after another.
 
-The thread lives as long as the worker, so the thread pools of the libraries that it calls stay warm.
+A task whose own threads have nothing left to do, but for the last ones, calls `spare`: then the next task of its kind
+begins, so that no core waits for the last part of a batch. The queue's threads live as long as the worker, so the
+thread pools of the libraries that they call stay warm.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from common.clock import SYSTEM, Clock
@@ -29,7 +33,7 @@ class DeviceTask(NamedTuple):
 class TaskTimes(NamedTuple):
     """Seconds of a task that has ended: how long other kinds of tasks delayed it, and how long it took.
 
-    `idle_s` is how long the device's thread had run nothing when the task began.
+    `idle_s` is how long the device had run nothing when the task began.
     """
 
     waited_s: float
@@ -42,6 +46,22 @@ class _Call(NamedTuple):
     function: Callable[[], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    on_spare: Callable[[], None] | None
+
+
+# Of a device's thread: the function that `spare` calls, and whether the thread has passed its turn to the other one.
+_running = threading.local()
+
+
+def spare() -> None:
+    """Let the device begin its next task of the same kind: the calling task leaves cores without work until it ends.
+
+    Called by a task on the device's thread; elsewhere, and again in the same task, it does nothing.
+    """
+    pass_turn: Callable[[], None] | None = getattr(_running, "pass_turn", None)
+    if pass_turn is not None:
+        _running.pass_turn, _running.passed = None, True
+        pass_turn()
 
 
 def next_task(waiting: Sequence[DeviceTask]) -> int:
@@ -61,10 +81,12 @@ def _ignore(_kind: str, _times: TaskTimes) -> None:
 
 
 class DeviceQueue:
-    """One device's queue: runs one task at a time, each to its end, and calls `ended` with each task's kind and times.
+    """One device's queue: runs one task after another, each to its end, and calls `ended` with each kind and times.
 
-    The thread is a daemon: a device that hangs cannot keep the process from ending. With `yields` the thread, and the
-    threads that its libraries start, run at lower priority, so that other threads of the machine get the cores first.
+    Two threads take turns: a task's `spare` gives the other thread the turn to begin a task, which waits for the end of
+    a task of another kind. The threads are daemons: a device that hangs cannot keep the process from ending. With
+    `yields` they, and the threads that their libraries start, run at lower priority, so that other threads of the
+    machine get the cores first.
     """
 
     def __init__(
@@ -76,13 +98,18 @@ class DeviceQueue:
     ) -> None:
         self._clock, self._note, self._yields = clock, ended, yields
         self._arriving: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # Tasks that have not begun. Both the event loop and the device's thread remove tasks; the remover owns the
+        # Tasks that have not begun. Both the event loop and the device's threads remove tasks; the remover owns the
         # task.
         self._unbegun: set[asyncio.Future[Any]] = set()
         self._ended: dict[str, float] = {}  # when the last task of each kind ended
         self._ended_s = clock.monotonic()  # when the last task of any kind ended
         self._closed = False
-        threading.Thread(target=self._work, name="compute", daemon=True).start()
+        self._turn = threading.Lock()  # held by the thread that takes the next task
+        self._waiting: list[_Call] = []  # tasks that the holder of the turn has seen
+        self._begun = threading.Condition()
+        self._kinds: list[str] = []  # of the tasks that run
+        for name in ("compute", "compute-next"):
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def run(
         self,
@@ -108,10 +135,12 @@ class DeviceQueue:
         kind: str = "",
         predicted_s: float = 0.0,
         deadline_s: float | None = None,
+        on_spare: Callable[[], None] | None = None,
     ) -> asyncio.Future[T]:
         """Queue a task at once and return the future of what `function(*args)` returns or raises.
 
         `deadline_s` is by the queue's monotonic clock; by default it is now + `predicted_s`: no task waits forever.
+        `on_spare` is called on the event loop when the task lets the next one begin.
         """
         now_s = self._clock.monotonic()
         due_s = now_s + predicted_s if deadline_s is None else deadline_s
@@ -119,7 +148,7 @@ class DeviceQueue:
         future: asyncio.Future[T] = loop.create_future()
         task = DeviceTask(kind, due_s, now_s)
         self._unbegun.add(future)
-        self._arriving.put(_Call(task, lambda: function(*args), future, loop))
+        self._arriving.put(_Call(task, lambda: function(*args), future, loop, on_spare))
         return future
 
     def revoke(self, future: asyncio.Future[Any]) -> bool:
@@ -131,39 +160,64 @@ class DeviceQueue:
         future.cancel()
         return True
 
+    def begun(self, future: asyncio.Future[Any]) -> bool:
+        """Return whether a submitted task has begun; it may be over."""
+        return future not in self._unbegun
+
     def close(self) -> None:
-        """End the thread after the tasks that are in the queue."""
+        """End the threads after the tasks that are in the queue."""
         self._arriving.put(None)
 
     def _work(self) -> None:
         if self._yields:
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux: of this thread only
-        waiting: list[_Call] = []
-        while self._take(waiting):
-            # A revoked task must not stay in front of other tasks of its kind.
-            waiting = [call for call in waiting if call.future in self._unbegun]
-            if waiting and not self._execute(
-                waiting.pop(next_task([call.task for call in waiting]))
-            ):
-                return
+        self._turn.acquire()
+        going = True
+        while going:
+            going = self._run_next()
+            if _running.passed:
+                self._turn.acquire()  # waits until the other thread's task is spare, too, or that thread ends
+        self._turn.release()
 
-    def _take(self, waiting: list[_Call]) -> bool:
-        """Move the tasks that arrived to `waiting`, and wait for one if it is empty; False once closed and empty."""
-        while not self._closed and (not waiting or not self._arriving.empty()):
-            call = self._arriving.get()
-            if call is None:
-                self._closed = True
-            else:
-                waiting.append(call)
-        return bool(waiting)
+    def _run_next(self) -> bool:
+        """Run the next task; False if there will be none. A thread that waits refers to no task that has ended."""
+        _running.passed = False
+        call = self._take()
+        if call is None:
+            return False
+        _running.pass_turn = partial(self._pass_turn, call)
+        try:
+            return self._execute(call)
+        finally:
+            _running.pass_turn = None
+
+    def _take(self) -> _Call | None:
+        """Return the next task, waiting for one if there is none; None once closed and empty."""
+        while True:
+            while not self._closed and (not self._waiting or not self._arriving.empty()):
+                call = self._arriving.get()
+                if call is None:
+                    self._closed = True
+                else:
+                    self._waiting.append(call)
+            # A revoked task must not stay in front of other tasks of its kind.
+            self._waiting = [call for call in self._waiting if call.future in self._unbegun]
+            if self._waiting:
+                return self._waiting.pop(next_task([call.task for call in self._waiting]))
+            if self._closed:
+                return None
 
     def _execute(self, call: _Call) -> bool:
         """Run one task and settle its future; False if its loop is closed, since the process is ending."""
-        try:
-            self._unbegun.remove(call.future)
-        except KeyError:
-            return True  # revoked
         kind = call.task.kind
+        with self._begun:
+            self._begun.wait_for(lambda: all(other == kind for other in self._kinds))
+            try:
+                self._unbegun.remove(call.future)
+            except KeyError:
+                return True  # revoked
+            alone = not self._kinds
+            self._kinds.append(kind)
         began_s, before_s = self._clock.monotonic(), self._ended_s
         waited_s = began_s - max(call.task.queued_s, self._ended.get(kind, 0.0))
         result: Any = None
@@ -172,8 +226,11 @@ class DeviceQueue:
             result = call.function()
         except Exception as raised:  # noqa: BLE001 - the error is raised in the caller
             error = raised
-        self._ended[kind] = self._ended_s = self._clock.monotonic()
-        times = TaskTimes(waited_s, self._ended_s - began_s, began_s - before_s)
+        with self._begun:
+            self._kinds.remove(kind)
+            ended_s = self._ended[kind] = self._ended_s = self._clock.monotonic()
+            self._begun.notify()
+        times = TaskTimes(waited_s, ended_s - began_s, began_s - before_s if alone else 0.0)
         try:
             call.loop.call_soon_threadsafe(self._settle, call, times, result, error)
         except RuntimeError:
@@ -181,6 +238,14 @@ class DeviceQueue:
         finally:
             del error  # the error's traceback refers to this frame
         return True
+
+    def _pass_turn(self, call: _Call) -> None:
+        """Let the other thread begin a task, and tell the caller of the one that this thread runs."""
+        self._turn.release()
+        if call.on_spare is not None:
+            # A closed loop: the process is ending.
+            with contextlib.suppress(RuntimeError):
+                call.loop.call_soon_threadsafe(call.on_spare)
 
     def _settle(
         self, call: _Call, times: TaskTimes, result: Any, error: BaseException | None

@@ -66,7 +66,8 @@ def add_memory(body: Body, memory: MeshMemory, over: str) -> None:
     body.met["every tier within its budget"] = _verdict(worst)
     body.notes.append(
         "Device, host: what the worker says of its pools; redis, and bytes used by data: INFO's used_memory; disk: "
-        "the sizes of all files. The pages Redis may fill its budget: it is judged as a tier, not by its growth."
+        "the sizes of all files. The pages Redis may fill its budget: it is judged as a tier, not by its growth. "
+        "Sessions go 30 s after their last turn, where a week is the default, so that as many go as come."
     )
 
 

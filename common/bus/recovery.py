@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
     The job should end by `due_ms`, in the planned `batch` (0: in none), and was predicted to end by `finish_ms` (0:
     nothing was predicted). If the entry is leased, `holder` is the worker and `idle_ms` the time since its delivery.
+    A `leased` job may have been leased under an earlier entry.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Entry(NamedTuple):
     due_ms: int = 0
     batch: int = 0
     finish_ms: int = 0
+    leased: bool = False
     holder: str = ""
     idle_ms: int = 0
     deliveries: int = 0
@@ -86,6 +88,7 @@ def entry_of(raw: Sequence[bytes | list[bytes]], family: Family) -> Entry:
         _number(f, "u"),
         _number(f, "b"),
         _number(f, "f"),
+        b"l" in f,
     )
 
 

@@ -15,11 +15,15 @@ from common.wire.search import Diversity, Effort, Mode
 
 
 class RequestWork(Message, frozen=True, tag="request"):
-    """A request of several jobs, run by the router that leases it: `kind` names the workflow; `body` holds its plan."""
+    """A request of several jobs, run by the router that leases it: `kind` names the workflow; `body` holds its plan.
+
+    An `attached` request ends with its client's connection, so nobody asks for its jobs long after its result.
+    """
 
     kind: str
     tenant: str
     body: bytes
+    attached: bool = False
 
 
 class RequestResult(Message, frozen=True, tag="request"):

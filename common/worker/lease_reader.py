@@ -176,7 +176,10 @@ class LeaseReader:
         finally:
             self._in_redis = self._in_redis and beside
         found = [
-            (self._lease(entry, lanes[name.decode()], 1, worker), entry.suspicions)
+            (
+                self._lease(entry, lanes[name.decode()], 1, worker, fresh=not entry.leased),
+                entry.suspicions,
+            )
             for name, rows in reply or ()
             for entry in await self._bus.recovery.sound(self._family, lanes[name.decode()], rows)
         ]
@@ -194,7 +197,14 @@ class LeaseReader:
         return await self._unexpired(fit)
 
     def _lease(
-        self, entry: Entry, cls: str, epoch: int, worker: str, *, alone: bool = False
+        self,
+        entry: Entry,
+        cls: str,
+        epoch: int,
+        worker: str,
+        *,
+        alone: bool = False,
+        fresh: bool = False,
     ) -> Lease:
         metrics.JOB_ATTEMPTS.labels(metrics.lane_label(self._family, cls)).observe(epoch)
         return Lease(
@@ -214,6 +224,7 @@ class LeaseReader:
             entry.due_ms,
             entry.batch,
             entry.finish_ms,
+            fresh,
         )
 
     async def _unexpired(self, leases: list[Lease]) -> list[Lease]:

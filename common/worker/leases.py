@@ -20,7 +20,7 @@ class Lease(NamedTuple):
     """A worker's right to one job; `epoch` is the delivery count by which results of other workers are refused.
 
     The job should end by `due_ms`, is planned in `batch` (0: none), and was predicted to end by `finish_ms` (0: no
-    prediction).
+    prediction). Nobody has leased a `fresh` job before, so its log is empty.
     """
 
     job: str
@@ -39,6 +39,7 @@ class Lease(NamedTuple):
     due_ms: int = 0
     batch: int = 0
     finish_ms: int = 0
+    fresh: bool = False
 
     @property
     def fence(self) -> tuple[str, str, int]:

@@ -137,7 +137,7 @@ async def assemble(
         core.layouts,
         core.margin,
     )
-    workflows = WorkflowRunner(context, config.partitions)
+    workflows = WorkflowRunner(context, core.store, config.partitions)
     core.runner.on_flagged = lambda: workflows.server.step_now(every=True)
     active, streams, history = ActiveRequests(), OpenStreams(), MeshHistory(bus, core.cards)
     keys_on = keys_needed(config)

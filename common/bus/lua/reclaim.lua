@@ -17,13 +17,15 @@ local own = lane ~= shared
 local function to_shared(k, entry, fresh)
   local e = call('XRANGE', lane, entry, entry)
   if #e == 0 then return 'not' end
-  local v, items, tokens = e[1][2], 0, 0
+  local v, items, tokens, known = e[1][2], 0, 0, false
   for i = 1, #v, 2 do
+    known = known or v[i] == 'l'
     if v[i] == 'i' then items = tonumber(v[i + 1]) elseif v[i] == 'n' then tokens = tonumber(v[i + 1]) end
     if v[i] == 's' then v[i + 1] = call('HGET', k.job, 'suspicions') or 0 end
     if v[i] == 'b' or v[i] == 'f' then v[i + 1] = 0 end -- no batch is planned, no end predicted in the shared lane
   end
   drop_entry(use, lane, class, entry, items, tokens)
+  if not known then v[#v + 1] = 'l'; v[#v + 1] = 1 end -- a worker may have logged events of the job
   local id = call('XADD', shared, '*', unpack(v))
   add_use(use, shared_class, items, tokens)
   call('HSET', k.job, 'lane', shared_class, 'entry', id, 'state', 'queued')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import accumulate, chain
 from queue import SimpleQueue
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor
 
 from common.devices import detect
+from engine.device import spare
 from engine.kernels.encoder import HEAD_WIDTHS, EncoderKernels
 from engine.models.encoders.parts import parts_of
 from engine.models.encoders.positions import positions
@@ -35,8 +36,9 @@ def packable(spec: EncoderSpec) -> bool:
 class PackedForward:
     """The forward pass over packed texts in bf16, with residuals, norms and softmax in fp32.
 
-    A batch is cut into parts (see `parts_of`); each thread computes one part after another. If all threads shared each
-    matrix product, all would wait at each product for a thread whose core is busy with other work.
+    A batch is cut into parts (see `parts_of`); each thread computes one part after another, also those of the batch
+    that begins once a thread is without a part. If all threads shared each matrix product, all would wait at each
+    product for a thread whose core is busy with other work.
     """
 
     def __init__(
@@ -72,7 +74,11 @@ class PackedForward:
         threads = torch.get_num_threads()
         parts = parts_of(lengths, threads, self._waits_tokens)
         if len(parts) > 1:
-            list(self._pool.map(compute, parts))
+            futures = [self._pool.submit(compute, part) for part in parts]
+            for ended, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if ended > len(parts) - threads:
+                    spare()  # no part is left for this part's thread
             return out
         torch.set_num_threads(1 if parts else threads)
         try:

@@ -1,7 +1,8 @@
 """The embedding loop of one worker and one model: reads jobs, forms batches, computes, finishes.
 
 While a batch computes, the previous batch is finished, and the next batch is read, chosen and queued on the device, so
-that the device never waits. The loop's state may be lost: if a lease is lost, another worker gets the job.
+that the device never waits: on a CPU its first parts run beside the last ones of the batch before. The loop's state may
+be lost: if a lease is lost, another worker gets the job.
 
 Questions of searches go to a loop of their own, which computes them beside the batches.
 """
@@ -14,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -78,16 +80,20 @@ def with_capacity(record: WorkerRecord, capacity: EncoderCapacity) -> WorkerReco
 
 @dataclass(slots=True, eq=False)
 class SubmittedBatch:
-    """A batch queued on the device; `full` if waiting jobs did not fit.
+    """A batch queued on the device at `queued_s`; `full` if waiting jobs did not fit.
 
-    `began_s`, `span` and `asking` are set when the previous batch has ended.
+    From `spare_s` on the batch leaves cores to the next one. `began_s`, `ahead_s`, `span` and `asking` are set when the
+    previous batch has ended; `ahead_s` is the part of the batch's seconds that was computed before.
     """
 
     jobs: list[EncodeJob]
     predicted_s: float
-    computing: asyncio.Future[EncodeResult]
+    queued_s: float
     full: bool
+    computing: asyncio.Future[EncodeResult] = field(init=False)
+    spare_s: float = math.inf
     began_s: float = 0.0
+    ahead_s: float = 0.0
     span: Span = tracing.NONE
     asking: asyncio.Task[set[str]] | None = None  # the jobs to stop
     items: int = field(init=False)
@@ -96,6 +102,15 @@ class SubmittedBatch:
     def __post_init__(self) -> None:
         self.items = sum(job.items for job in self.jobs)
         self.tokens = sum(job.tokens for job in self.jobs)
+
+    @property
+    def left_s(self) -> float:
+        """The predicted seconds from the end of the previous batch to the end of this one."""
+        return max(0.0, self.predicted_s - self.ahead_s)
+
+    def shared_s(self, after: SubmittedBatch, now_s: float) -> float:
+        """Return half the seconds during which this batch and the one `after` it were computed beside each other."""
+        return max(0.0, now_s - max(after.queued_s, self.spare_s)) / 2
 
 
 def is_stale(job: EncodeJob, now_s: float) -> bool:
@@ -251,10 +266,13 @@ class EmbeddingLoop:
             ran = await asyncio.shield(running.computing)
             ended, running, self._next = running, self._next, None
             self._ended_s = self._clock.monotonic()
-            seconds = self._ended_s - ended.began_s
+            seconds = self._ended_s - ended.began_s + ended.ahead_s
             if running is None:
                 self._steps.end("batch")
             else:
+                if self._device.begun(running.computing):
+                    running.ahead_s = ended.shared_s(running, self._ended_s)
+                seconds -= running.ahead_s
                 self._begun(running)
             await self._conclude(ended, ran, seconds)
 
@@ -269,7 +287,7 @@ class EmbeddingLoop:
         while not self._stopping:
             self._arrived.clear()
             left_s = self._choose_s - self._clock.monotonic()
-            if left_s > 0:
+            if left_s > 0 and running.spare_s == math.inf:
                 await self._wait_for(ended, left_s)
                 if ended.done():
                     self._choose_s = -math.inf
@@ -310,7 +328,7 @@ class EmbeddingLoop:
         """Choose the next batch and queue it on the device, behind the `running` batch; None if no job waits."""
         begin_s = now_s = self._clock.monotonic()
         if running is not None:
-            begin_s = max(now_s, running.began_s + running.predicted_s)
+            begin_s = max(now_s, running.began_s + running.left_s)
         jobs = await self._form(begin_s - now_s)
         if any(is_stale(job, now_s) for job in jobs):
             stopped = await self._ask(jobs)
@@ -323,15 +341,22 @@ class EmbeddingLoop:
         # that, and later jobs wait for this batch.
         left_s = (min(job.due_ms for job in jobs) - self._clock.now_ms()) / 1000
         alone_s = self._capacity.cost.seconds(items, tokens)
-        computing = self._device.submit(
+        batch = SubmittedBatch(jobs, predicted_s, self._clock.monotonic(), bool(self._queue))
+        batch.computing = self._device.submit(
             run_jobs,
             self._model,
             jobs,
             kind=self._kind,
             predicted_s=predicted_s,
-            deadline_s=min(self._clock.monotonic() + left_s, begin_s + alone_s),
+            deadline_s=min(batch.queued_s + left_s, begin_s + alone_s),
+            on_spare=partial(self._spared, batch),
         )
-        return SubmittedBatch(jobs, predicted_s, computing, full=bool(self._queue))
+        return batch
+
+    def _spared(self, batch: SubmittedBatch) -> None:
+        """Choose the next batch now, since this one leaves cores without work."""
+        batch.spare_s = self._clock.monotonic()
+        self._arrived.set()  # ends a wait
 
     async def _form(self, wait_s: float) -> list[EncodeJob]:
         """Take the next batch, which begins in `wait_s`, off the queue; drop expired jobs and jobs of lost leases."""
@@ -350,14 +375,14 @@ class EmbeddingLoop:
     def _begun(self, batch: SubmittedBatch) -> None:
         """Record that the device begins a batch, and report this to the bus."""
         batch.began_s = self._clock.monotonic()
-        self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.predicted_s - _LEAD_S
+        self._choose_s = batch.began_s + (1 - _LEAD_SHARE) * batch.left_s - _LEAD_S
         self._capacity.rested(batch.began_s - self._ended_s)
         self._steps.begin("batch", batch.predicted_s)
         for job in batch.jobs:
             self._metrics.batch_wait.observe(batch.began_s - job.read_s)
         batch.span = self._worker.leases.spans.batch(job.lease for job in batch.jobs)
         number = max(job.batch for job in batch.jobs)
-        until_ms = self._clock.now_ms() + int(1000 * batch.predicted_s)
+        until_ms = self._clock.now_ms() + int(1000 * batch.left_s)
         slowness = self._capacity.slowness
         doing = RunningBatch(until_ms, number, batch.items, batch.tokens, slowness)
         batch.asking = asyncio.create_task(self._ask(batch.jobs, doing), name="ask")

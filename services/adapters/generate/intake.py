@@ -65,6 +65,9 @@ class Intake:
         return jobs
 
     async def _log_of(self, lease: Lease, incarnation: int) -> list[Event] | None:
+        """Return the log of a leased job; None once the lease is lost. A fresh job's log is not read."""
+        if lease.fresh:
+            return []
         while incarnation == self._worker.generation and lease.job in self._worker.leases.held:
             try:
                 return await self._worker.bus.jobs.log(lease.job)

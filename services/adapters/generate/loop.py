@@ -34,6 +34,9 @@ from services.adapters.generate.step_reporter import StepReporter
 AHEAD = 32  # the most tokens of a sequence that are drawn but not acknowledged
 STATE_S = 0.1  # seconds between two observations of the engine's state
 _WAIT_S = 1.0
+_LOOK_S = (
+    0.001  # a new job's messages are fetched later, since its first step needs the interpreter now
+)
 _CLOSE_S = 5.0
 _log = log.get("engine")
 
@@ -163,7 +166,7 @@ class GenerationLoop:
         self._jobs[job.id] = job
         job.waits_since_s = self._clock.monotonic()
         self.engine.add(job.generation)
-        self._control.look(job)
+        asyncio.get_running_loop().call_later(_LOOK_S, self._control.look, job)
         self._control.reached(job)
         if job.over:
             self.emitter.hurry(job.id)  # forced, or complete when it was handed over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from common.bus import Bus
 from common.errors import NotFound
@@ -43,8 +43,12 @@ class RequestStore:
 
     def delivered(self, request: str, jobs: Sequence[str] = ()) -> None:
         """Record that the client has the result: `sweep` removes the request and its jobs DELIVERED_S later."""
+        self.passed((request, *jobs))
+
+    def passed(self, jobs: Iterable[str]) -> None:
+        """Record that nobody reads these jobs any more: `sweep` removes them DELIVERED_S later."""
         now = self._bus.clock.monotonic()
-        self._delivered.extend((now, job) for job in (request, *jobs))
+        self._delivered.extend((now, job) for job in jobs)
 
     async def sweep(self) -> None:
         """Remove requests delivered more than DELIVERED_S ago; those left when a router stops expire by themselves."""

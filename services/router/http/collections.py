@@ -255,7 +255,7 @@ class ReembedApi:
         bounds = await self._limits.encoders()
         plan = ReembedPlan(record, target, (bounds.parcel_items, bounds.parcel_tokens))
         options = ResponseOptions(kind="reembed", model=spec.name)
-        job = self._planned.spec(caller.tenant, "reembed", plan, options)
+        job = self._planned.spec(caller, "reembed", plan, options)
         return await self._replies.reply(request, caller, job)
 
 

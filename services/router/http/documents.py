@@ -197,7 +197,7 @@ class DocumentWritesApi:
         await self._admission.foresee(searched, SEARCH_CLASSES, 1, 0, deadline_ms)
         plan = WritePlan(record, items, (bounds.parcel_items, bounds.parcel_tokens))
         options = ResponseOptions(kind="write", model=record.model or "")
-        spec = self._planned.spec(caller.tenant, "write", plan, options, tokens)
+        spec = self._planned.spec(caller, "write", plan, options, tokens)
         return await self._replies.reply(request, caller, spec)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -217,7 +217,7 @@ class DocumentWritesApi:
         caller = self._receiver.context(request, raw)
         plan = DeletePlan(record, ids, single)
         options = ResponseOptions(kind="delete")
-        spec = self._planned.spec(caller.tenant, "delete", plan, options)
+        spec = self._planned.spec(caller, "delete", plan, options)
         return await self._replies.reply(request, caller, spec)
 
 

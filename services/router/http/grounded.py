@@ -172,7 +172,7 @@ class GroundedQuestions:
             options=options,
         )
         tokens += await self._charge(caller, retrieval, question, record)
-        return self._planned.spec(caller.tenant, "chat", plan, options, tokens)
+        return self._planned.spec(caller, "chat", plan, options, tokens)
 
     async def _with_models(self, caller: RequestContext, chat: ChatRequest) -> ChatRequest:
         """Return a chat whose retrieval names the models of its stages; models that are not served are refused."""

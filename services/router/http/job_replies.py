@@ -94,5 +94,5 @@ class ParcelReplies:
         await self._admission.foresee(family, EMBED_CLASSES, items, tokens, caller.deadline_ms)
         packed = [(parcel.payload, parcel.items, parcel.tokens) for parcel in parcels]
         plan = ParcelsPlan(model, options, packed, whole=whole)
-        spec = self._planned.spec(caller.tenant, kind, plan, options, tokens)
+        spec = self._planned.spec(caller, kind, plan, options, tokens)
         return await self._replies.reply(request, caller, spec)

@@ -135,7 +135,7 @@ class SearchApi:
         bounds = await self._limits.encoders()
         plan = SearchPlan(record, ask, (bounds.parcel_items, bounds.parcel_tokens), most)
         tokens = sum(map(len, ask.tokens))
-        spec = self._planned.spec(caller.tenant, "search", plan, options, tokens)
+        spec = self._planned.spec(caller, "search", plan, options, tokens)
         return await self._replies.reply(request, caller, spec)
 
     async def _read(

@@ -7,7 +7,7 @@ import itertools
 from common.errors import TooLarge
 from common.wire.message import encode
 from common.wire.workflows import Plan, RequestWork, ResponseOptions, encode_plan
-from services.router.admission.job_spec import JobSpec
+from services.router.admission.job_spec import JobSpec, RequestContext
 from services.router.admission.policy import REQUEST_CLASSES, request_families
 from services.router.text.requests import Parcel
 
@@ -19,11 +19,19 @@ class PlannedJobs:
         self._families = itertools.cycle(request_families(partitions))
 
     def spec(
-        self, tenant: str, kind: str, plan: Plan, options: ResponseOptions, tokens: int = 0
+        self,
+        caller: RequestContext,
+        kind: str,
+        plan: Plan,
+        options: ResponseOptions,
+        tokens: int = 0,
     ) -> JobSpec:
         """Return the job of a plan; `tokens` are charged to the key. TooLarge if the plan exceeds one message."""
+        work = RequestWork(
+            kind=kind, tenant=caller.tenant, body=encode_plan(plan), attached=caller.attached
+        )
         try:
-            payload = encode(RequestWork(kind=kind, tenant=tenant, body=encode_plan(plan)))
+            payload = encode(work)
         except ValueError as error:
             raise TooLarge(f"the request is too large: {error}; split it") from None
         parcel = Parcel(payload, 1, 0)

@@ -31,6 +31,7 @@ from common.worker.leases import Lease
 from common.worker.serve_each import JobServer, LogNames
 from common.worker.worker import Worker
 from services.router.admission.policy import REQUEST_CLASSES, request_families
+from services.router.admission.request_store import RequestStore
 from services.router.workflows.context import WorkflowContext
 from services.router.workflows.embed import parcels
 from services.router.workflows.grounded import ground
@@ -63,8 +64,9 @@ async def perform(workflow: Workflow, plan: Plan) -> RequestResult:
 class WorkflowRunner:
     """Leases and runs this router's share of the families `request/<n>`, with one worker per partition."""
 
-    def __init__(self, context: WorkflowContext, partitions: int) -> None:
+    def __init__(self, context: WorkflowContext, store: RequestStore, partitions: int) -> None:
         self._context, self._admission = context, context.admission
+        self._store = store
         self._families = request_families(partitions)
         self.server = JobServer(
             context.bus.supervisor,
@@ -92,7 +94,7 @@ class WorkflowRunner:
             self._prefer(worker)
 
     def _begin(self, worker: Worker, lease: Lease) -> _ServedWorkflow:
-        served = _ServedWorkflow(self._context, worker, lease)
+        served = _ServedWorkflow(self._context, self._store, worker, lease)
         served.workflow.on_progress = self.server.step_now
         return served
 
@@ -103,9 +105,11 @@ class WorkflowRunner:
 class _ServedWorkflow:
     """One leased request, run to its end by this router."""
 
-    def __init__(self, context: WorkflowContext, worker: Worker, lease: Lease) -> None:
+    def __init__(
+        self, context: WorkflowContext, store: RequestStore, worker: Worker, lease: Lease
+    ) -> None:
         self.workflow = Workflow(context, lease, "", 0)
-        self._bus, self._worker = context.bus, worker
+        self._bus, self._store, self._worker = context.bus, store, worker
 
     def event(self) -> Event | None:
         """Return the progress that is not logged yet."""
@@ -119,7 +123,7 @@ class _ServedWorkflow:
             work = decode_work(lease.payload)
             if not isinstance(work, RequestWork):
                 raise BadMessage(f"{type(work).__name__} on the lane of requests")
-            workflow.tenant = work.tenant
+            workflow.tenant, workflow.attached = work.tenant, work.attached
             span = worker.leases.spans.of(lease)
             span.update_name(f"request {work.kind}")
             with tracing.use(span):
@@ -127,6 +131,7 @@ class _ServedWorkflow:
                     workflow.index = len(await self._bus.jobs.log(lease.job))
                 result = await perform(workflow, decode_plan(work.body))
             await worker.outbox.finish(lease, result, index=workflow.index)
+            self._store.passed(set(workflow.ran).difference(result.jobs))
         except SpillwayError as error:
             if isinstance(error, BusDown):
                 _log.warning("request_interrupted", request_id=lease.job, error=error.message)

@@ -30,13 +30,15 @@ class Workflow:
 
     `session`, where set, is the session whose deletion deletes the jobs too. `on_cancel` undoes the changes of a
     cancelled request; `on_progress` is called when progress must be logged at once. `index` is the next event's.
-    `timeline` records when the stages ran.
+    `timeline` records when the stages ran. `ran` names the jobs whose results an `attached` request has read.
     """
 
     def __init__(self, context: WorkflowContext, lease: Lease, tenant: str, index: int) -> None:
         self.context, self.lease, self.tenant, self.index = context, lease, tenant, index
         self.request = lease.job
         self.session = ""
+        self.attached = False
+        self.ran: list[str] = []
         self.timeline = StageTimeline(context.bus.clock)
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.on_progress: Callable[[], None] | None = None
@@ -107,6 +109,8 @@ class Workflow:
             await group.submit_whole()
         results = await group.run()
         self._jobs -= set(names)
+        if self.attached:
+            self.ran += names
         return names, results
 
     async def own(self, job: str) -> None:

@@ -22,9 +22,9 @@ from common.wire.registry import WorkerRecord
 from common.wire.results import EmbedResult, Event, decode_result
 from common.worker.incarnation import incarnation_name
 from common.worker.worker import Worker as FamilyWorker
-from engine.device import DeviceQueue
+from engine.device import DeviceQueue, spare
 from engine.encoder.capacity import calibrate
-from services.adapters.encode.loop import EmbeddingLoop, with_capacity
+from services.adapters.encode.loop import EmbeddingLoop, SubmittedBatch, with_capacity
 from services.adapters.encode.questions import QuestionDevice
 from services.adapters.metrics import WorkMetrics
 from tests.support.clock import ManualClock
@@ -177,6 +177,50 @@ async def test_results_and_isolation(bus: Bus, desk: Desk) -> None:
     assert sorted(letter.job for letter in letters) == sorted(bad)
     assert {letter.attempts for letter in letters} == {3}
     assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+async def test_a_batch_begins_while_the_one_before_leaves_a_core(
+    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch says that it leaves cores without work: the next one is computed beside it, and may end first."""
+    async with running(bus) as worker:
+        spared, gate, encode = asyncio.Event(), threading.Event(), worker.model.encode
+        loop = asyncio.get_running_loop()
+
+        def leaves_a_core(texts: Any) -> Any:
+            made = encode(texts)
+            if texts[0] == [1]:
+                spare()
+                loop.call_soon_threadsafe(spared.set)
+                assert gate.wait(WAIT_S)
+            return made
+
+        monkeypatch.setattr(worker.model, "encode", leaves_a_core)
+        first = await desk.admit([1])
+        async with asyncio.timeout(WAIT_S):
+            await spared.wait()
+        second = await desk.admit([2])
+        await until(lambda: len(worker.model.batches) == 2)
+        gate.set()
+
+        assert rows(await desk.end(first)) == [TinyModel.row([1])]
+        assert rows(await desk.end(second)) == [TinyModel.row([2])]
+    assert worker.model.batches == [[[1]], [[2]]]
+    assert await bus.lanes.use(FAMILY) == {"gpu": (0, 0)}
+
+
+def test_half_of_the_time_beside_each_other_counts_for_each() -> None:
+    """Two batches share the device from when the first leaves cores and the second is queued, to the first's end."""
+    first, second = (SubmittedBatch([], 1.0, queued_s, full=False) for queued_s in (0.0, 5.0))
+    assert first.shared_s(second, 8.0) == 0.0  # it left no core
+    first.spare_s = 4.0
+    assert first.shared_s(second, 8.0) == 1.5
+    first.spare_s = 6.0
+    assert first.shared_s(second, 8.0) == 1.0
+    second.ahead_s = 1.5
+    assert second.left_s == 0.0
+    second.ahead_s = 0.25
+    assert second.left_s == 0.75
 
 
 async def test_a_job_whose_end_cannot_be_told(

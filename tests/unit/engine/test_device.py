@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import SYSTEM
-from engine.device import DeviceQueue, DeviceTask, TaskTimes, next_task
+from engine.device import DeviceQueue, DeviceTask, TaskTimes, next_task, spare
 from tests.support.clock import ManualClock
 
 DEADLINES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
@@ -212,16 +213,108 @@ async def test_a_cancelled_caller_leaves_its_task(device: Device) -> None:
 
 
 async def test_a_closed_queue_ends_its_work() -> None:
-    """Tasks put in the queue before its end are run; then its thread ends."""
+    """Tasks put in the queue before its end are run; then its threads end."""
     before = set(threading.enumerate())
     device = Device()
-    (thread,) = set(threading.enumerate()) - before
+    threads = set(threading.enumerate()) - before
     first = asyncio.create_task(device.queue.run(device.block))
     await asyncio.to_thread(device.entered.wait)
     last = await submit(device, "last", "", None)
     device.queue.close()
     device.gate.set()
     await asyncio.gather(first, last)
-    await asyncio.to_thread(thread.join)
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
 
     assert device.ran == ["last"]
+
+
+class Parts:
+    """Tasks that leave a core without work when told to, and end when told to; `log` has what happened, in order."""
+
+    def __init__(self, queue: DeviceQueue) -> None:
+        self.queue, self.log = queue, list[str]()
+        self._spare = defaultdict[str, threading.Event](threading.Event)
+        self._end = defaultdict[str, threading.Event](threading.Event)
+        self._seen = defaultdict[str, threading.Event](threading.Event)
+        self.told: list[str] = []
+
+    def task(self, name: str) -> str:
+        self._note(f"{name} begins")
+        self._spare[name].wait()
+        spare()
+        spare()  # nothing more to give
+        self._note(f"{name} is spare")
+        self._end[name].wait()
+        self._note(f"{name} ends")
+        return name
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        self._seen[what].set()
+
+    def submit(self, name: str, kind: str = "a") -> asyncio.Future[str]:
+        return self.queue.submit(
+            self.task, name, kind=kind, on_spare=lambda: self.told.append(name)
+        )
+
+    async def seen(self, what: str) -> None:
+        assert await asyncio.to_thread(self._seen[what].wait, 60)
+
+    def become_spare(self, name: str) -> None:
+        self._spare[name].set()
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._spare[name].set()
+            self._end[name].set()
+
+
+async def test_a_spare_task_lets_the_next_of_its_kind_begin() -> None:
+    """Not before it says so; a task of another kind waits for the end of all; each caller is told once."""
+    parts = Parts(DeviceQueue())
+    first, second, third = (parts.submit(name) for name in ("first", "second", "third"))
+    other = parts.submit("other", "b")
+    await parts.seen("first begins")
+    assert parts.log == ["first begins"]
+    parts.become_spare("first")
+    await parts.seen("second begins")
+    await parts.seen("first is spare")
+    assert parts.told == ["first"]
+    parts.end("second")  # the later task may end first
+    assert await second == "second"
+    await parts.seen("third begins")
+    parts.end("third")
+    assert await third == "third"
+    assert "other begins" not in parts.log
+    parts.end("first")
+    assert await first == "first"
+    parts.end("other")
+    assert await other == "other"
+
+    assert parts.told == ["first", "second", "third", "other"]
+    assert parts.log.index("first ends") < parts.log.index("other begins")
+    parts.queue.close()
+
+
+def test_spare_elsewhere_does_nothing() -> None:
+    """A thread of no device has no turn to pass on."""
+    spare()
+
+
+async def test_a_task_of_another_kind_may_be_revoked_while_it_waits() -> None:
+    """The device has chosen the task already, but the task has not begun."""
+    parts = Parts(DeviceQueue())
+    first = parts.submit("first")
+    other = parts.submit("other", "b")
+    parts.become_spare("first")
+    await parts.seen("first is spare")
+    assert parts.queue.revoke(other)
+    parts.end("first")
+    assert await first == "first"
+    last = parts.submit("last", "b")
+    parts.end("last")
+    assert await last == "last"
+
+    assert "other begins" not in parts.log
+    parts.queue.close()
