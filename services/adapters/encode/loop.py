@@ -279,6 +279,7 @@ class EmbeddingLoop:
     async def _follow(self, running: SubmittedBatch) -> None:
         """Wait for the end of a batch; meanwhile queue the next batch behind it, with all jobs that arrive in time.
 
+        The next batch is chosen shortly before the predicted end, or once the running one leaves a core without work.
         While the batch takes longer than predicted, the next batch is chosen anew at growing intervals, so that no
         expired or cancelled job waits on the device for long.
         """

@@ -34,9 +34,8 @@ from services.adapters.generate.step_reporter import StepReporter
 AHEAD = 32  # the most tokens of a sequence that are drawn but not acknowledged
 STATE_S = 0.1  # seconds between two observations of the engine's state
 _WAIT_S = 1.0
-_LOOK_S = (
-    0.001  # a new job's messages are fetched later, since its first step needs the interpreter now
-)
+# A new job's messages are fetched so much later, since its first step needs the interpreter.
+_LOOK_S = 0.001
 _CLOSE_S = 5.0
 _log = log.get("engine")
 

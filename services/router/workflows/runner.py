@@ -130,8 +130,9 @@ class _ServedWorkflow:
                 if lease.attempts > 1:
                     workflow.index = len(await self._bus.jobs.log(lease.job))
                 result = await perform(workflow, decode_plan(work.body))
-            await worker.outbox.finish(lease, result, index=workflow.index)
-            self._store.passed(set(workflow.ran).difference(result.jobs))
+            verdict = await worker.outbox.finish(lease, result, index=workflow.index)
+            if verdict == "ok":  # else another router runs the request, and needs its jobs
+                self._store.passed(set(workflow.ran).difference(result.jobs))
         except SpillwayError as error:
             if isinstance(error, BusDown):
                 _log.warning("request_interrupted", request_id=lease.job, error=error.message)

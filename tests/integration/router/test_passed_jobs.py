@@ -55,11 +55,14 @@ async def _two_stages(workflow: Workflow, _plan: object) -> RequestResult:
     return RequestResult(jobs=shown)
 
 
-@pytest.mark.parametrize("attached", [True, False])
+@pytest.mark.parametrize(("attached", "taken_over"), [(True, False), (False, False), (True, True)])
 async def test_jobs_that_were_read_go_with_an_attached_request(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch, *, attached: bool
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, *, attached: bool, taken_over: bool
 ) -> None:
-    """Of a request that ends with its connection, jobs that only the router read are removed; its response's stay."""
+    """Of a request that ends with its connection, jobs that only the router read are removed; its response's stay.
+
+    If another router has taken the request over, that router needs all its jobs.
+    """
     monkeypatch.setattr(runner, "perform", _two_stages)
     journal, store = Notifications(bus.connection, "r1"), RequestStore(bus)
     policy, queue = LanePolicy("windve-tokens", DeliveryLatency()), AdmissionQueue(journal)
@@ -71,6 +74,12 @@ async def test_jobs_that_were_read_go_with_an_attached_request(
     name = job_id(REQUEST, ulid(bus.clock.now_ms()))
     await must(bus, NewJob(name, encode(work), 1, 0), left_s=600, classes=("gpu",))
     (lease,) = await requests.pull()
+
+    if taken_over:
+        other = await Hand(bus, REQUEST, "r2").join()
+        await requests.give_back([lease])
+        (again,) = await other.take()
+        assert again.job == name
 
     serving = asyncio.create_task(
         runner._ServedWorkflow(context, store, requests.parts, lease).run()
@@ -91,6 +100,7 @@ async def test_jobs_that_were_read_go_with_an_attached_request(
 
     assert await left() == {name, *ran}
     monkeypatch.setattr(request_store, "DELIVERED_S", -1.0)
-    stay = {name, *(job for job in ran if ".part." in job)} if attached else {name, *ran}
+    goes = attached and not taken_over
+    stay = {name, *(job for job in ran if ".part." in job)} if goes else {name, *ran}
     assert await left() == stay
     assert len(ran) == 4
