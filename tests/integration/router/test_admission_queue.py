@@ -14,18 +14,13 @@ import pytest
 from common.bus import Bus, Notifications
 from common.ids import Family, ulid
 from common.registry.layout import ShardLayout
-from common.registry.quotas import Quotas
 from common.wire.registry import CollectionRecord
 from services.router.admission.controller import AdmissionController
-from services.router.admission.orphan_reaper import OrphanReaper
-from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.admission.queue import AdmissionQueue, Ticket
-from services.router.admission.request_store import RequestStore
-from services.router.layouts import Layouts
 from services.router.text.requests import Parcel
-from services.router.workflows.context import WorkflowContext
 from services.router.workflows.workflow import Workflow
 from services.router.workflows.write import await_served
+from tests.support.admission import admission_of, context_of
 from tests.support.bus import EMBED, RESULT, WORK, Hand, must, new_job, open_bus
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -59,9 +54,7 @@ def queue(journal: Notifications) -> AdmissionQueue:
 @pytest.fixture
 def admission(bus: Bus, journal: Notifications, queue: AdmissionQueue) -> AdmissionController:
     """The admission of a router of this queue."""
-    policy = LanePolicy("windve-tokens", DeliveryLatency())
-    store, orphans = RequestStore(bus), OrphanReaper(bus, journal.router)
-    return AdmissionController(bus, journal, Quotas(bus), policy, queue, store, orphans)
+    return admission_of(bus, journal, queue)
 
 
 class Asked:
@@ -86,8 +79,7 @@ async def _workflow(
     (job,) = await must(bus, new_job(REQUEST), left_s=600, classes=("gpu",))
     (lease,) = await hand.pull()
     assert lease.job == job.id
-    context = WorkflowContext(admission, bus, journal, None, None, 1, Layouts(bus), None)  # type: ignore[arg-type]
-    return Workflow(context, lease, "t", 0)
+    return Workflow(context_of(bus, journal, admission), lease, "t", 0)
 
 
 async def test_a_full_lane_is_not_asked_again_before_room_appears(

@@ -10,7 +10,6 @@ import pytest
 
 from common.bus import Bus, NewJob, Notifications
 from common.ids import Family, job_id, ulid
-from common.registry.quotas import Quotas
 from common.wire.message import encode
 from common.wire.workflows import (
     ParcelsPlan,
@@ -20,16 +19,12 @@ from common.wire.workflows import (
     encode_plan,
 )
 from services.router.admission import request_store
-from services.router.admission.controller import AdmissionController
-from services.router.admission.orphan_reaper import OrphanReaper
-from services.router.admission.policy import DeliveryLatency, LanePolicy
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.request_store import RequestStore
-from services.router.layouts import Layouts
 from services.router.text.requests import Parcel
 from services.router.workflows import runner
-from services.router.workflows.context import WorkflowContext
 from services.router.workflows.workflow import Workflow
+from tests.support.admission import admission_of, context_of
 from tests.support.bus import EMBED, RESULT, WORK, Hand, must, open_bus
 from tests.support.servers import Server
 
@@ -65,10 +60,7 @@ async def test_jobs_that_were_read_go_with_an_attached_request(
     """
     monkeypatch.setattr(runner, "perform", _two_stages)
     journal, store = Notifications(bus.connection, "r1"), RequestStore(bus)
-    policy, queue = LanePolicy("windve-tokens", DeliveryLatency()), AdmissionQueue(journal)
-    orphans = OrphanReaper(bus, journal.router)
-    admission = AdmissionController(bus, journal, Quotas(bus), policy, queue, store, orphans)
-    context = WorkflowContext(admission, bus, journal, None, None, 1, Layouts(bus), None)  # type: ignore[arg-type]
+    context = context_of(bus, journal, admission_of(bus, journal, AdmissionQueue(journal)))
     requests, hand = await Hand(bus, REQUEST, "r").join(), await Hand(bus, EMBED, "g").join()
     work = RequestWork(kind="parcels", tenant="t", body=PLAN, attached=attached)
     name = job_id(REQUEST, ulid(bus.clock.now_ms()))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 
 import pytest
 from hypothesis import given
@@ -233,25 +232,33 @@ class Parts:
     """Tasks that leave a core without work when told to, and end when told to; `log` has what happened, in order."""
 
     def __init__(self, queue: DeviceQueue) -> None:
-        self.queue, self.log = queue, list[str]()
-        self._spare = defaultdict[str, threading.Event](threading.Event)
-        self._end = defaultdict[str, threading.Event](threading.Event)
-        self._seen = defaultdict[str, threading.Event](threading.Event)
-        self.told: list[str] = []
+        self.queue, self.log, self.told = queue, list[str](), list[str]()
+        self._orders = set[str]()
+        self._changed = threading.Condition()
 
     def task(self, name: str) -> str:
         self._note(f"{name} begins")
-        self._spare[name].wait()
+        self._wait(f"spare {name}", self._orders)
         spare()
         spare()  # nothing more to give
         self._note(f"{name} is spare")
-        self._end[name].wait()
+        self._wait(f"end {name}", self._orders)
         self._note(f"{name} ends")
         return name
 
     def _note(self, what: str) -> None:
-        self.log.append(what)
-        self._seen[what].set()
+        with self._changed:
+            self.log.append(what)
+            self._changed.notify_all()
+
+    def _wait(self, what: str, among: Container[str]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: what in among, 60), what
+
+    def _order(self, *orders: str) -> None:
+        with self._changed:
+            self._orders.update(orders)
+            self._changed.notify_all()
 
     def submit(self, name: str, kind: str = "a") -> asyncio.Future[str]:
         return self.queue.submit(
@@ -259,15 +266,13 @@ class Parts:
         )
 
     async def seen(self, what: str) -> None:
-        assert await asyncio.to_thread(self._seen[what].wait, 60)
+        await asyncio.to_thread(self._wait, what, self.log)
 
     def become_spare(self, name: str) -> None:
-        self._spare[name].set()
+        self._order(f"spare {name}")
 
-    def end(self, *names: str) -> None:
-        for name in names:
-            self._spare[name].set()
-            self._end[name].set()
+    def end(self, name: str) -> None:
+        self._order(f"spare {name}", f"end {name}")
 
 
 async def test_a_spare_task_lets_the_next_of_its_kind_begin() -> None:
