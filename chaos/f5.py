@@ -36,8 +36,8 @@ DIMENSION = 64
 STORED = 12_000
 WARM_S = 60.0
 CLIENTS, TALKERS = 6, 3
-# What else lasts for hours or days comes and goes within the run: small snapshots trim the stream of writes, and sessions,
-# which are kept for a week by default, go half a minute after their last turn.
+# What else lasts for hours or days comes and goes within the run: small snapshots trim the stream of writes, and
+# sessions, which are kept for a week by default, go half a minute after their last turn.
 ENV = SMALL | {"SPILLWAY_SNAPSHOT_BYTES": "1000000", "SPILLWAY_SESSION_TTL_S": "30"}
 _GIB = 1 << 30
 # As compose.yaml has them.
