@@ -13,7 +13,7 @@ from bench.document import BenchOptions, Body
 from bench.engine.driver import rows_of
 from bench.gpu import shapes
 from common.pages.identity import root_id
-from engine.decoder.capacity import DecoderCapacity, decoding_of, measure, size_of
+from engine.decoder.capacity import DecoderCapacity, decoding_of, measure, prompts_beside, size_of
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.scheduler import ScheduledRows, Scheduler, StepLimits
 from engine.decoder.sequence import TokenSequence
@@ -79,8 +79,9 @@ class JoiningRequests:
         """Run one step; return the predicted and the measured seconds of it."""
         marks = [time.perf_counter()]
         windows = self.runner.shape.windows
-        decoding = decoding_of(self._scheduler.running, windows)
-        parts = self._scheduler.step(self.pace.budget(decoding, STEP_TOKENS))
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        decoding, prompts = decoding_of(running, windows), prompts_beside(running, waiting)
+        parts = self._scheduler.step(self.pace.budget(decoding, prompts, STEP_TOKENS))
         marks.append(time.perf_counter())
         rows = [rows_of(part) for part in parts]
         size = size_of(rows, windows)

@@ -24,8 +24,8 @@ _PROBE_S = 1.0
 # A new depth is published when the measured speed has changed by this share, and not more often than this.
 _DRIFT = 0.2
 _DRIFT_EVERY_S = 5.0
-# A prompt's chunk may make a step of running streams this many times as long, even if a stream's pace then suffers.
-_STRETCH = 2.0
+# Prompts may make a step of running streams this many times as long, even if a stream's pace then suffers.
+_STRETCH = 2.5
 # A step of prompts alone may have so many times the rows of one beside running streams, if it takes no longer than this
 # at a typical context.
 PROMPTS, PROMPTS_S = 4, 0.04
@@ -51,6 +51,14 @@ def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None])
     """Return the size of a step in which each decoding sequence gets one token."""
     last = [sequence.length - 1 for sequence in running if sequence.decodes]
     return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
+
+
+def prompts_beside(running: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> int:
+    """Count the sequences whose prompts are still to be computed; those of low priority only if no other decodes."""
+    urgent = not all(sequence.low_priority for sequence in running if sequence.decodes)
+    return sum(
+        not (each.decodes or (urgent and each.low_priority)) for each in (*running, *waiting)
+    )
 
 
 def measure(
@@ -142,19 +150,24 @@ class DecoderCapacity:
         seconds: NDArray[np.float64] = PAGE * (row + each * PAGE * (depth + 0.5))
         return np.maximum(seconds, 1e-9)
 
-    def budget(self, decoding: Step, most: int) -> int:
+    def budget(self, decoding: Step, prompts: int, most: int) -> int:
         """Return the number of rows that a step may have without slowing decoding streams too much.
 
-        The step may take `itl_s`, or twice as long as the streams need alone, whichever is longer. It has room for at
-        least one page of prompt rows, so that prompts make progress, and for at most `most` rows. Without decoding
-        streams it has these, or as many as take PROMPTS_S at a typical context, but at most PROMPTS times as many.
+        The step may take `itl_s`, or _STRETCH times as long as the streams need alone, whichever is longer. That time
+        grows with the number of `prompts` for each stream: where many prompts wait beside few streams, a short step is
+        good for few and keeps many waiting. The step has room for at least one page of prompt rows, so that prompts
+        make progress, and for at most `most` rows.
+
+        Without decoding streams it has `most` rows, or as many as take PROMPTS_S at a typical context, but at most
+        PROMPTS times as many.
         """
         _, _, row, each = self.cost.parts
         per_row = row + each * _TYPICAL_CONTEXT
         if not decoding.sequences:
             return max(most, min(PROMPTS * most, int(PROMPTS_S / per_row))) if per_row > 0 else most
         alone = self.cost.seconds(decoding)
-        spare = max(self._itl_s, _STRETCH * alone) - alone
+        stretch = _STRETCH * (1 + prompts / decoding.sequences)
+        spare = max(self._itl_s, stretch * alone) - alone
         rows = int(spare / per_row) if per_row > 0 else most
         return min(most, decoding.rows + max(PAGE, rows))
 

@@ -12,7 +12,7 @@ from common.clock import SYSTEM, Clock
 from common.cost.step import Step, attended
 from common.errors import InternalError
 from common.pages.store import PageStore
-from engine.decoder.capacity import DecoderCapacity, decoding_of, size_of
+from engine.decoder.capacity import DecoderCapacity, decoding_of, prompts_beside, size_of
 from engine.decoder.executor.interface import (
     Executor,
     HomeMoves,
@@ -218,8 +218,10 @@ class DecoderEngine:
         if self._submitted:
             raise InternalError("a step was planned while another one is in flight")
         self._changed.clear()
-        decoding = decoding_of(self.scheduler.running, self.executor.shape.windows)
-        budget = self.capacity.budget(decoding, self.limits.tokens)
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        decoding = decoding_of(running, self.executor.shape.windows)
+        prompts = prompts_beside(running, waiting)
+        budget = self.capacity.budget(decoding, prompts, self.limits.tokens)
         if self.homes is not None:  # what was measured of stages ends with the largest step
             budget = min(budget, self.limits.tokens)
         parts = self.scheduler.step(budget, now_s=self._clock.monotonic())

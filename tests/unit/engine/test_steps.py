@@ -12,7 +12,7 @@ from common.cost.step import Step
 from common.pages.identity import PAGE
 from common.types.generation import SamplingParams
 from common.wire.registry import WorkerRecord
-from engine.decoder.capacity import PROMPTS, PROMPTS_S, DecoderCapacity
+from engine.decoder.capacity import PROMPTS, PROMPTS_S, DecoderCapacity, prompts_beside
 from engine.decoder.executor.interface import (
     EarlyEnd,
     PageLoads,
@@ -23,6 +23,7 @@ from engine.decoder.executor.interface import (
 )
 from engine.decoder.executor.simulated_executor import SimulatedExecutor
 from engine.decoder.executor.step import StepFailure, run_step
+from engine.decoder.sequence import TokenSequence
 from services.adapters.generate.loop import with_capacity
 
 BAD_ROW, BAD_BATCH = 1, 2  # token ids that make the runner raise for one sequence, or for all
@@ -105,13 +106,21 @@ def test_depth_follows_the_speed() -> None:
     assert slow.depth == (1024, 4 * 4096)
 
 
-@given(st.integers(0, 200), st.floats(1e-4, 0.5), st.floats(1e-6, 1e-2), st.integers(32, 2048))
-def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, most: int) -> None:
-    """A prompt's chunk beside them fits into the pace or twice their step, a page at least; alone it is larger."""
+@given(
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.floats(1e-4, 0.5),
+    st.floats(1e-6, 1e-2),
+    st.integers(32, 2048),
+)
+def test_running_streams_keep_their_pace(
+    streams: int, prompts: int, beta: float, row: float, most: int
+) -> None:
+    """Rows of prompts fit into the streams' pace, or a step that is longer by the prompts for each stream."""
     pace = DecoderCapacity(probes(beta, row), slo_s=100.0, context=4096, itl_s=0.1)
     decoding = Step(streams, streams, streams * 100)
 
-    rows = pace.budget(decoding, most)
+    rows = pace.budget(decoding, prompts, most)
 
     if not streams:
         assert most <= rows <= PROMPTS * most
@@ -124,4 +133,25 @@ def test_running_streams_keep_their_pace(streams: int, beta: float, row: float, 
         alone = beta + row * streams
         if rows > streams + PAGE:
             with_prompt = beta + row * rows
-            assert with_prompt <= 1.01 * max(0.1, 2 * alone)
+            longest = 2.5 * alone * (streams + prompts) / streams
+            assert with_prompt <= 1.01 * max(0.1, longest)
+            assert beta + row * (rows + 1) >= 0.99 * longest
+    assert rows <= pace.budget(decoding, prompts + 1, most)
+
+
+def test_prompts_of_low_priority_do_not_slow_other_streams() -> None:
+    """What waits with low priority makes a step longer only if no stream of another priority decodes."""
+
+    def sequence(order: int, *, low: bool, decodes: bool = False) -> TokenSequence:
+        made = TokenSequence(str(order), 0, order, [1, 2], root=b"", most=9, low=low)
+        if decodes:
+            made.todo = [(1, 2)]
+            made.pages = [[0]]
+        assert made.decodes is decodes
+        return made
+
+    waiting = [sequence(3, low=False), sequence(4, low=True), sequence(5, low=True)]
+    normal, low = sequence(1, low=False, decodes=True), sequence(2, low=True, decodes=True)
+    assert prompts_beside([normal, low], waiting) == 1
+    assert prompts_beside([low], waiting) == 3
+    assert prompts_beside([normal, sequence(6, low=False)], []) == 1
