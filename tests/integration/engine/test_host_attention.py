@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine import home_runs, random_models
 from bench.engine.helper_process import helper_process, local_address, wait_until
-from bench.engine.home_runs import HomeRun, HomeSides, Work
+from bench.engine.home_runs import FixedProfile, HomeRun, HomeSides, Work
 from common.bus import Bus, Notifications
 from common.config import Common, WorkerConfig
 from common.cost.linear import Probe
@@ -31,7 +31,7 @@ from common.wire.jobs import GenerateWork
 from common.wire.registry import StepRecord
 from engine.decoder.executor.interface import Moved
 from engine.decoder.executor.torch_executor import TorchExecutor
-from engine.decoder.offload.costs import OffloadPoints, OffloadProfile
+from engine.decoder.offload.costs import OffloadPoints
 from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.offload.plan import OffloadMode
 from engine.device import DeviceQueue
@@ -189,12 +189,12 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeSides]:
     found.executor.close()
 
 
-def machine(sides: HomeSides, use: str) -> OffloadPoints:
+def machine(use: str) -> OffloadPoints:
     """Return costs by which one use of a history on the host is by far the cheapest."""
     row_s, host_s, page_s = (MACHINES | {"split": BOTH})[use]
     sizes = ((1, 32), (1, 300), (4, 400))
     return msgspec.structs.replace(
-        sides.points,
+        home_runs.POINTS,
         linear=[(rows, rows * row_s) for rows in (1, 16, 256)],
         host=[Probe(count, tokens, tokens * host_s) for count, tokens in sizes],
         prefill=[Probe(count, tokens, tokens * 1e-12) for count, tokens in sizes],
@@ -226,7 +226,7 @@ async def test_a_turn_goes_on_where_its_history_costs_least(sides: HomeSides, us
     """
     device = DeviceQueue()
     try:
-        profile = OffloadProfile(machine(sides, use))
+        profile = FixedProfile(machine(use))
         homes = HomePlanner(sides.executor, profile, OffloadMode.FULL)
         run, alone = HomeRun(sides.executor, device, homes), HomeRun(sides.alone, device, None)
         prompt = [at * 7 % random_models.VOCABULARY for at in range(100)]
@@ -264,7 +264,7 @@ async def test_a_turn_goes_on_over_both_tiers(tmp_path: Path) -> None:
     """
     sides, device = home_runs.sides("llama fp32", tmp_path, sizes=home_runs.LONG), DeviceQueue()
     try:
-        profile = OffloadProfile(machine(sides, "split"))
+        profile = FixedProfile(machine("split"))
         homes = HomePlanner(sides.executor, profile, OffloadMode.FULL, split=True)
         run = HomeRun(sides.executor, device, homes, 512)
         alone = HomeRun(sides.alone, device, None, 512)
@@ -272,7 +272,6 @@ async def test_a_turn_goes_on_over_both_tiers(tmp_path: Path) -> None:
         [[answer]] = await run.all([work(prompt, 20)])
         question = [*prompt, *answer, *range(20)]
         homes.mode = OffloadMode.ASYMMETRIC
-        homes.profile = OffloadProfile(machine(sides, "split"))  # without what the turn has taught
         tiers = run.engine.scheduler.table.tiers
         found, pages, both = tiers.found.copy(), homes.host_pages.copy(), sides.executor.on_both
         [[told]] = await run.all([work(question, 12)])
@@ -294,7 +293,7 @@ async def test_choices_share_their_prompt_on_the_host(sides: HomeSides) -> None:
     """Three choices at home on the host have the prompt's pages once: none is copied, and tokens are the device's."""
     device = DeviceQueue()
     try:
-        homes = HomePlanner(sides.executor, OffloadProfile(sides.points), OffloadMode.FULL)
+        homes = HomePlanner(sides.executor, FixedProfile(home_runs.POINTS), OffloadMode.FULL)
         run, alone = HomeRun(sides.executor, device, homes), HomeRun(sides.alone, device, None)
         prompt = [at * 5 % random_models.VOCABULARY for at in range(100)]
         found = await run.all([work(prompt, 20, n=3)])
