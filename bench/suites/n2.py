@@ -79,9 +79,10 @@ class JoiningRequests:
         """Run one step; return the predicted and the measured seconds of it."""
         marks = [time.perf_counter()]
         windows = self.runner.shape.windows
-        running, waiting = self._scheduler.running, self._scheduler.waiting
-        decoding, prompts = decoding_of(running, windows), prompts_beside(running, waiting)
-        parts = self._scheduler.step(self.pace.budget(decoding, prompts, STEP_TOKENS))
+        scheduler = self._scheduler
+        decoding = decoding_of(scheduler.running, windows)
+        prompts = prompts_beside(scheduler.running, scheduler.waiting, scheduler.bounds.running)
+        parts = scheduler.step(self.pace.budget(decoding, prompts, STEP_TOKENS))
         marks.append(time.perf_counter())
         rows = [rows_of(part) for part in parts]
         size = size_of(rows, windows)

@@ -53,12 +53,17 @@ def decoding_of(running: Sequence[TokenSequence], windows: Sequence[int | None])
     return Step(len(last), len(last), sum(attended(at, at, 1, windows) for at in last))
 
 
-def prompts_beside(running: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> int:
-    """Count the sequences whose prompts are still to be computed; those of low priority only if no other decodes."""
+def prompts_beside(
+    running: Sequence[TokenSequence], waiting: Sequence[TokenSequence], slots: int
+) -> int:
+    """Count the sequences whose prompts are still to be computed; of those that wait, as many as have a slot.
+
+    Those of low priority count only if no other sequence decodes.
+    """
     urgent = not all(sequence.low_priority for sequence in running if sequence.decodes)
-    return sum(
-        not (each.decodes or (urgent and each.low_priority)) for each in (*running, *waiting)
-    )
+    begun = sum(not (each.decodes or (urgent and each.low_priority)) for each in running)
+    coming = sum(not (urgent and each.low_priority) for each in waiting)
+    return begun + min(coming, max(0, slots - len(running)))
 
 
 def measure(

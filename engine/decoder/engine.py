@@ -220,7 +220,7 @@ class DecoderEngine:
         self._changed.clear()
         running, waiting = self.scheduler.running, self.scheduler.waiting
         decoding = decoding_of(running, self.executor.shape.windows)
-        prompts = prompts_beside(running, waiting)
+        prompts = prompts_beside(running, waiting, self.limits.running)
         budget = self.capacity.budget(decoding, prompts, self.limits.tokens)
         if self.homes is not None:  # what was measured of stages ends with the largest step
             budget = min(budget, self.limits.tokens)

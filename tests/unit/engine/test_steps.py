@@ -139,8 +139,8 @@ def test_running_streams_keep_their_pace(
     assert rows <= pace.budget(decoding, prompts + 1, most)
 
 
-def test_prompts_of_low_priority_do_not_slow_other_streams() -> None:
-    """What waits with low priority makes a step longer only if no stream of another priority decodes."""
+def test_prompts_without_a_slot_or_of_low_priority_do_not_slow_other_streams() -> None:
+    """A prompt makes a step longer only if it has a slot, and is not of lower priority than a stream that decodes."""
 
     def sequence(order: int, *, low: bool, decodes: bool = False) -> TokenSequence:
         made = TokenSequence(str(order), 0, order, [1, 2], root=b"", most=9, low=low)
@@ -152,6 +152,7 @@ def test_prompts_of_low_priority_do_not_slow_other_streams() -> None:
 
     waiting = [sequence(3, low=False), sequence(4, low=True), sequence(5, low=True)]
     normal, low = sequence(1, low=False, decodes=True), sequence(2, low=True, decodes=True)
-    assert prompts_beside([normal, low], waiting) == 1
-    assert prompts_beside([low], waiting) == 3
-    assert prompts_beside([normal, sequence(6, low=False)], []) == 1
+    assert prompts_beside([normal, low], waiting, 64) == 1
+    assert prompts_beside([low], waiting, 64) == 3
+    assert prompts_beside([low], waiting, 3) == 2
+    assert prompts_beside([normal, sequence(6, low=False)], waiting, 2) == 1
