@@ -23,7 +23,7 @@ from engine.decoder.engine import DecoderEngine
 from engine.decoder.executor.torch_executor import TorchExecutor
 from engine.decoder.generation import Generation, GenerationRequest
 from engine.decoder.offload.computed_step import ComputedStep
-from engine.decoder.offload.costs import Attention, OffloadPoints, OffloadProfile
+from engine.decoder.offload.costs import OffloadCosts, OffloadPoints, OffloadProfile
 from engine.decoder.offload.homes import HomePlanner
 from engine.decoder.offload.plan import OffloadMode, Resume
 from engine.decoder.output.choice import StopRules
@@ -89,19 +89,15 @@ class HomeSides(NamedTuple):
 class FixedProfile(OffloadProfile):
     """Costs that no computed step changes."""
 
-    def linear_took(self, rows: int, seconds: float) -> float:  # noqa: ARG002 - learns nothing
-        """Return 1: no step is faster or slower than told."""
-        return 1.0
+    def __init__(self, points: OffloadPoints) -> None:
+        """Keep the costs that are fitted to the points."""
+        super().__init__(points)
+        self._fitted = super().costs
 
-    def attention_took(
-        self,
-        stage: Attention,  # noqa: ARG002
-        items: int,  # noqa: ARG002
-        tokens: int,  # noqa: ARG002
-        seconds: float,  # noqa: ARG002
-    ) -> float:
-        """Return 1: no stage is faster or slower than told."""
-        return 1.0
+    @property
+    def costs(self) -> OffloadCosts:
+        """The costs as fitted at the start."""
+        return self._fitted
 
 
 class Work(NamedTuple):
